@@ -1,0 +1,60 @@
+"""The energy-time cost of training, and regret."""
+
+from __future__ import annotations
+
+import math
+
+from zeus_flows.core.records import Job, Observation
+from zeus_flows.errors import MeasurementError
+
+
+def energy_to_accuracy(*, time_to_accuracy_s: float, average_power_w: float) -> float:
+    """Return ETA = TTA x AvgPower, in joules (eq. 1).
+
+    >>> energy_to_accuracy(time_to_accuracy_s=60.0, average_power_w=200.0)
+    12000.0
+    """
+    return time_to_accuracy_s * average_power_w
+
+
+def attempt_cost(*, energy_j: float, time_s: float, eta: float, max_power_w: float) -> float:
+    """Return the energy-time cost of one attempt in joules (eq. 2).
+
+    Time is priced at the power the GPUs could have drawn, so both terms are joules.
+
+    >>> attempt_cost(energy_j=1_000.0, time_s=10.0, eta=0.5, max_power_w=300.0)
+    2000.0
+
+    Raises:
+        MeasurementError: a reading is NaN, infinite or negative. One NaN would poison an arm's belief
+            for a whole window, so it stops here.
+    """
+    for name, value in (("energy_j", energy_j), ("time_s", time_s), ("max_power_w", max_power_w)):
+        if not (math.isfinite(value) and value >= 0):
+            raise MeasurementError(f"{name} must be finite and not negative, not {value!r}")
+    return eta * energy_j + (1 - eta) * max_power_w * time_s
+
+
+def cost_rate(*, average_power_w: float, eta: float, max_power_w: float) -> float:
+    """Return cost per second of training, in watts: the bracket of eq. 3 and the numerator of eq. 5 and 7."""
+    return eta * average_power_w + (1 - eta) * max_power_w
+
+
+def epochs_cost(*, epochs: float, average_power_w: float, epochs_per_s: float, eta: float, max_power_w: float) -> float:
+    """Return C(b, p) = Epochs(b) x cost rate / Throughput(b, p), in joules (eq. 5)."""
+    return epochs * cost_rate(average_power_w=average_power_w, eta=eta, max_power_w=max_power_w) / epochs_per_s
+
+
+def observed_cost(job: Job, observation: Observation) -> float:
+    """Return what an attempt cost by the job's objective, all of it: profiling and failures included."""
+    return attempt_cost(
+        energy_j=observation.energy_j,
+        time_s=observation.time_s,
+        eta=job.objective_eta,
+        max_power_w=observation.gpu.max_power_w,
+    )
+
+
+def regret(*, cost_j: float, best_cost_j: float) -> float:
+    """Return what a recurrence cost above the best configuration's expected cost, in joules (eq. 9)."""
+    return cost_j - best_cost_j

@@ -1,0 +1,92 @@
+"""When to stop an attempt: a decision's cut and a measured epoch cost give a number of epochs.
+
+A policy cannot know an untried arm's epoch cost when it decides; the session knows it after the profile.
+So the decision carries a rule (numbers only), and the session asks `epochs_allowed` once it can.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+
+@dataclass(frozen=True, slots=True)
+class NoCut:
+    """Train until the target or max_epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostCut:
+    """Stop before the attempt's cost would exceed `threshold_j` (beta times the minimum cost, section 4.4)."""
+
+    threshold_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCut:
+    """Stop after the number of epochs with the least expected cost J(K), given what the run may teach.
+
+    J(K) = sum_{e<=K} P(e) [e c - H (C_best - C'_e)+] + P(E > K) [K c + C_best], where the number of epochs E
+    is lognormal(mean, variance + noise) with mass `never` on not reaching the target at all, c is the epoch
+    cost, H the horizon over which a better arm would pay, and C'_e the cost we would expect of the arm
+    after seeing it take e epochs.
+
+    Attributes:
+        log_epochs: Posterior mean of log Epochs(b).
+        variance: Its posterior variance.
+        noise: Run-to-run variance of log epochs.
+        never: Probability that the arm never reaches the target.
+        best_cost_j: Expected cost of the incumbent.
+        horizon: Recurrences over which a better arm would be used.
+        at_least: Epochs that are always allowed (an arm that has completed before).
+    """
+
+    log_epochs: float
+    variance: float
+    noise: float
+    never: float
+    best_cost_j: float
+    horizon: float
+    at_least: int = 1
+
+
+Cut = NoCut | CostCut | PlannedCut
+
+
+def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int) -> int:
+    """Return how many epochs an attempt may train, from 0 to `max_epochs`.
+
+    >>> epochs_allowed(CostCut(threshold_j=100.0), epoch_cost_j=30.0, max_epochs=10)
+    3
+    >>> epochs_allowed(NoCut(), epoch_cost_j=30.0, max_epochs=10)
+    10
+    """
+    match cut:
+        case NoCut():
+            return max_epochs
+        case CostCut(threshold_j):
+            if not math.isfinite(threshold_j):
+                return max_epochs
+            return int(min(threshold_j // epoch_cost_j, max_epochs))
+        case PlannedCut():
+            planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs)
+            return min(max(planned, cut.at_least), max_epochs)
+
+
+def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int) -> tuple[int, float]:
+    """Return K* = argmin J(K) and J(K*), in epochs and joules."""
+    k = np.arange(1, max_epochs + 1, dtype=float)
+    spread = cut.variance + cut.noise
+    reached = (1 - cut.never) * ndtr((np.log(k + 0.5) - cut.log_epochs) / math.sqrt(spread))
+    at = np.diff(reached, prepend=0.0)
+    after = epoch_cost_j * np.exp(
+        cut.log_epochs + cut.variance / spread * (np.log(k) - cut.log_epochs) + 0.5 * cut.noise
+    )
+    spent = k * epoch_cost_j
+    gain = cut.horizon * np.maximum(cut.best_cost_j - after, 0.0)
+    expected = np.cumsum(at * (spent - gain)) + (1 - reached) * (spent + cut.best_cost_j)
+    best = int(np.argmin(expected))
+    return best + 1, float(expected[best])

@@ -1,0 +1,1 @@
+"""Policies: history in, decision out."""

@@ -1,0 +1,339 @@
+"""What is decided and what is observed, as frozen records.
+
+State is a fold over these: only decisions and observations are stored; arms, minimum cost, stages and
+beliefs are computed from them. Units are suffixes: joules, watts, seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from zeus_flows.core.early_stop import Cut, NoCut
+from zeus_flows.errors import ConfigError, MeasurementError
+
+
+class Mode(StrEnum):
+    """How much of the job zeus_flows may change."""
+
+    OFF = "off"  # train as ever; measure only
+    OBSERVE = "observe"  # profile briefly, train at the previous power limit, report what could be saved
+    POWER = "power"  # keep the default batch size, tune the power limit
+    FULL = "full"  # tune both
+
+
+class Selector(StrEnum):
+    """What the best power limit, and with it the bandit, minimises."""
+
+    COST = "cost"
+    ENERGY = "energy"
+    TIME = "time"
+    MAX_SLOWDOWN = "max_slowdown"  # least energy among limits at most `slowdown` times slower than the fastest
+
+
+class EnergySource(StrEnum):
+    """Where joules come from. Observations from different sources are never mixed."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    NONE = "none"  # energy means nothing here (shared GPU); the job runs on time alone
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    CONVERGED = "converged"  # reached the target
+    STOPPED = "stopped"  # stopped before an epoch that would have crossed the cut: right-censored
+    EXHAUSTED = "exhausted"  # trained max_epochs without reaching the target
+    DIVERGED = "diverged"  # the metric became NaN
+    OUT_OF_MEMORY = "out_of_memory"  # this batch size does not fit this GPU
+    FAILED = "failed"  # crash, lost GPU, cancellation, kill: says nothing about the arm
+
+    @property
+    def blames_the_arm(self) -> bool:
+        """Whether the outcome says something about the batch size."""
+        return self is not Outcome.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What an attempt trains on: a GPU model and how many of it.
+
+    Attributes:
+        model: The model's name as the device reports it.
+        count: GPUs of the data-parallel job (its world size).
+        max_power_w: MAXPOWER of eq. 2: the greatest power limit, summed over the GPUs.
+    """
+
+    model: str
+    count: int
+    max_power_w: float
+
+    @property
+    def key(self) -> str:
+        """What makes two profiles comparable: the model and the world size."""
+        return f"{self.model} x{self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMeasurement:
+    """AvgPower(b, p) and Throughput(b, p) of eq. 5, with throughput in samples per second."""
+
+    power_limit_w: float
+    average_power_w: float
+    samples_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("power_limit_w", "average_power_w", "samples_per_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise MeasurementError(f"{name} of a power profile must be positive and finite, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PowerProfile:
+    """Power limit -> average power and throughput, for one (batch size, GPU).
+
+    Only a complete profile defines an arm's epoch cost; a partial one is kept to be completed.
+    """
+
+    batch_size: int
+    gpu: Gpu
+    measurements: tuple[LimitMeasurement, ...]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What recurs, as far as decisions are concerned. The job file (`zeus_flows.job`) makes one.
+
+    Attributes:
+        name: Names the MLflow experiment.
+        batch_sizes: The arms, ascending.
+        default_batch_size: b0, what runs when nothing is known.
+        max_epochs: An attempt never trains longer.
+        eta: The energy-time knob of eq. 2, 0 (time) to 1 (energy).
+        beta: Early stopping at `beta` times the minimum cost.
+        window: The newest N observations per arm that count; None: all.
+        policy: A name in `zeus_flows.core.policy.POLICIES`.
+        selector: What the best power limit minimises; the bandit's objective follows it.
+        slowdown: The bound of `Selector.MAX_SLOWDOWN`, at least 1.
+        mode: How much may be changed.
+        max_attempts: Attempts a recurrence may take before it gives up.
+        seed: The job's seed; each decision's seed is derived from it.
+        prior: Mean and variance in joules of every arm's cost (Algorithm 2), or None for a flat prior.
+        exploration_budget: Share by which cumulative cost may exceed the estimated default's; None: no bound.
+        deadline_s: Seconds within which a recurrence must finish; None: no bound.
+        fingerprint: Hash of what makes observations comparable.
+    """
+
+    name: str
+    batch_sizes: tuple[int, ...]
+    default_batch_size: int
+    max_epochs: int
+    eta: float = 0.5
+    beta: float = 2.0
+    window: int | None = None
+    policy: str = "thompson"
+    selector: Selector = Selector.COST
+    slowdown: float = 1.1
+    mode: Mode = Mode.FULL
+    max_attempts: int = 4
+    seed: int = 0
+    prior: tuple[float, float] | None = None
+    exploration_budget: float | None = None
+    deadline_s: float | None = None
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:
+            raise ConfigError(f"batch sizes must be ascending and distinct, not {self.batch_sizes}")
+        if self.default_batch_size not in self.batch_sizes:
+            raise ConfigError(f"the default batch size {self.default_batch_size} is not among {self.batch_sizes}")
+
+    @property
+    def objective_eta(self) -> float:
+        """The eta that the bandit's cost uses: it follows the power-limit selector."""
+        match self.selector:
+            case Selector.COST:
+                return self.eta
+            case Selector.TIME:
+                return 0.0
+            case Selector.ENERGY | Selector.MAX_SLOWDOWN:
+                return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An attempt of another recurrence that has its decision and no observation yet."""
+
+    recurrence: int
+    attempt: int
+    batch_size: int
+    explores: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a policy is asked: which attempt, on which GPU, with whose draws.
+
+    Attributes:
+        recurrence: Number of the recurrence, from 1.
+        attempt: Number of the attempt within it, from 1; above 1 an earlier one did not converge.
+        seed: All the randomness of the decision; see `decision_seed`.
+        gpu: What the attempt will train on; None when it is not known yet.
+        samples_per_epoch: Size of the data set, so that per-sample profiles give epoch costs.
+        in_flight: Attempts of other recurrences that are under way.
+        tried: Batch sizes of this recurrence's earlier attempts.
+    """
+
+    recurrence: int
+    attempt: int
+    seed: int
+    gpu: Gpu | None = None
+    samples_per_epoch: int | None = None
+    in_flight: tuple[InFlight, ...] = ()
+    tried: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArmBelief:
+    """What a policy thought of one arm when it decided.
+
+    Attributes:
+        batch_size: The arm.
+        runs: Observations that count.
+        expected_cost_j: Expected cost of a run; None where the policy has no estimate.
+        spread: Standard deviation of the log of that cost (relative uncertainty); None where unknown.
+        sampled_cost_j: What Thompson sampling drew; None where the policy does not sample.
+        status: `untried`, `known`, `pruned`, `dead`, `infeasible`, `out of reach`.
+    """
+
+    batch_size: int
+    runs: int
+    expected_cost_j: float | None = None
+    spread: float | None = None
+    sampled_cost_j: float | None = None
+    status: str = "untried"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why this batch size: a word for grouping, a sentence for a person, the numbers behind it."""
+
+    kind: str
+    text: str
+    arms: tuple[ArmBelief, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An arm, why, and when to stop it; written before training starts.
+
+    Attributes:
+        batch_size: The arm to run.
+        reason: Why.
+        seed: The seed the draws came from.
+        cut: When to stop the attempt; `core.early_stop` turns it into a number of epochs.
+        explores: Whether the attempt is there to learn rather than to exploit the best known arm.
+        degraded: The history could not be read; the default batch size stands in.
+    """
+
+    recurrence: int
+    attempt: int
+    batch_size: int
+    reason: Reason
+    seed: int
+    policy: str
+    cut: Cut = field(default_factory=NoCut)
+    explores: bool = False
+    degraded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An attempt's single outcome.
+
+    Costs are not stored: they are computed from energy and time, so that a changed eta keeps the history.
+
+    Attributes:
+        epochs: Epochs trained (up to the target, where it was reached).
+        energy_j: Energy of the attempt, summed over its GPUs; energy to accuracy where it converged.
+        time_s: Its training time; time to accuracy where it converged.
+        power_limit_w: The limit it settled on, per GPU; None where no limit was applied.
+        profiling_energy_j: The part of `energy_j` spent while profiling.
+        profiling_time_s: The part of `time_s` spent while profiling; above 0 where this attempt profiled.
+        samples_per_epoch: Training samples in an epoch.
+        epochs_allowed: What the cut came to once the epoch cost was known; None where it never was.
+        metric: The last metric reported.
+        energy_complete: False where a reading failed: kept, shown, and kept from the bandit.
+        explores: Copied from the decision.
+        detail: A sentence about how it ended, for people.
+    """
+
+    recurrence: int
+    attempt: int
+    batch_size: int
+    outcome: Outcome
+    epochs: int
+    energy_j: float
+    time_s: float
+    gpu: Gpu
+    energy_source: EnergySource
+    samples_per_epoch: int
+    power_limit_w: float | None = None
+    profile: PowerProfile | None = None
+    profiling_energy_j: float = 0.0
+    profiling_time_s: float = 0.0
+    epochs_allowed: int | None = None
+    metric: float | None = None
+    energy_complete: bool = True
+    explores: bool = False
+    fingerprint: str = ""
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("energy_j", "time_s", "profiling_energy_j", "profiling_time_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise MeasurementError(f"{name} must be finite and not negative, not {value!r}")
+        if self.epochs < 0:
+            raise MeasurementError(f"epochs must not be negative, not {self.epochs}")
+
+    @property
+    def converged(self) -> bool:
+        """Whether the attempt reached the target."""
+        return self.outcome is Outcome.CONVERGED
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The fold's order, whatever order reports arrive in."""
+        return (self.recurrence, self.attempt)
+
+
+def decision_seed(job_seed: int, recurrence: int, attempt: int) -> int:
+    """Return the seed of one decision: a hash, so that it never comes from a clock.
+
+    >>> decision_seed(0, 1, 1) == decision_seed(0, 1, 1) != decision_seed(0, 1, 2)
+    True
+    """
+    digest = hashlib.sha256(f"{job_seed}:{recurrence}:{attempt}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def jsonable(record: Any) -> Any:
+    """Return a record as plain JSON values, field by field, for stores and `--json`."""
+    if isinstance(record, StrEnum):
+        return record.value
+    if hasattr(record, "__dataclass_fields__"):
+        return {name: jsonable(getattr(record, name)) for name in record.__dataclass_fields__}
+    if isinstance(record, Mapping):
+        return {str(k): jsonable(v) for k, v in record.items()}
+    if isinstance(record, (tuple, list)):
+        return [jsonable(v) for v in record]
+    return record

@@ -1,0 +1,92 @@
+"""Every error zeus_flows raises on purpose.
+
+* ZeusFlowsError
+  x ConfigError             a job file or a flag is wrong; nothing has run (exit 2)
+  x MeasurementError        a reading cannot be believed
+  x DeviceError             a GPU, or its absence (exit 4)
+    + NoDevice              the job wants a GPU and none is here
+    + NotSupported          this GPU cannot do that
+    + PowerPermissionError  may not set power limits
+    + LimitOutOfRange       the limit is outside what the GPU accepts
+    + DeviceLost            left the bus; never retried
+  x TrainingError           the train function broke the session's contract
+    + TargetNeverReached    no attempt of this recurrence converged (exit 3)
+  x StoreError              MLflow (exit 5)
+    + StoreUnavailable      did not answer; safe to retry
+    + AlreadyObserved       this attempt has its observation
+    + UnknownAttempt        no decision was written for this attempt
+
+`exit_code` is what the command line exits with.
+"""
+
+from __future__ import annotations
+
+
+class ZeusFlowsError(Exception):
+    """Base of everything raised on purpose; its text is meant for a person."""
+
+    exit_code = 1
+
+
+class ConfigError(ZeusFlowsError):
+    """A job file, a flag or an environment variable is wrong. Nothing has run."""
+
+    exit_code = 2
+
+
+class MeasurementError(ZeusFlowsError):
+    """A reading is NaN, infinite, negative or went backwards."""
+
+
+class DeviceError(ZeusFlowsError):
+    """Something about a GPU."""
+
+    exit_code = 4
+
+
+class NoDevice(DeviceError):
+    """The job wants a GPU and this machine has none that can be used."""
+
+
+class NotSupported(DeviceError):
+    """This GPU, or its driver, cannot do what was asked."""
+
+
+class PowerPermissionError(DeviceError):
+    """This process may not set power limits or clocks."""
+
+
+class LimitOutOfRange(DeviceError):
+    """The power limit is outside the range the GPU accepts."""
+
+
+class DeviceLost(DeviceError):
+    """The GPU left the bus. Never retried; the arm is not blamed."""
+
+
+class TrainingError(ZeusFlowsError):
+    """The train function did not keep the session's contract."""
+
+
+class TargetNeverReached(TrainingError):
+    """No attempt of this recurrence reached the target."""
+
+    exit_code = 3
+
+
+class StoreError(ZeusFlowsError):
+    """Something about the MLflow store."""
+
+    exit_code = 5
+
+
+class StoreUnavailable(StoreError):
+    """MLflow did not answer in time. Safe to retry."""
+
+
+class AlreadyObserved(StoreError):
+    """The attempt already has its single observation; nothing was changed."""
+
+
+class UnknownAttempt(StoreError):
+    """No decision was written for this attempt, so nothing can be observed about it."""

@@ -1,0 +1,1 @@
+"""Embedded job, trace replay, baselines, drift experiments."""

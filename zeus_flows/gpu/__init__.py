@@ -1,0 +1,1 @@
+"""Devices behind one Protocol, the energy meter and the power guard."""

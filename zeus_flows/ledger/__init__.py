@@ -1,0 +1,1 @@
+"""The MLflow side: runs <-> records. MLflow is the only store."""

@@ -1,0 +1,1 @@
+"""Prefect tasks and flows around `zeus_flows.recurrence`."""

@@ -1,0 +1,1 @@
+"""The loop side: the session a train function receives."""
