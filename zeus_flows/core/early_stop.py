@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +83,49 @@ def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int) -> int:
 
 def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int) -> tuple[int, float]:
     """Return K* = argmin J(K) and J(K*), in epochs and joules."""
-    k = np.arange(1, max_epochs + 1, dtype=float)
-    spread = cut.variance + cut.noise
-    reached = (1 - cut.never) * ndtr((np.log(k + 0.5) - cut.log_epochs) / math.sqrt(spread))
-    at = np.diff(reached, prepend=0.0)
-    after = epoch_cost_j * np.exp(
-        cut.log_epochs + cut.variance / spread * (np.log(k) - cut.log_epochs) + 0.5 * cut.noise
+    epochs, cost_j = plan_many(
+        log_epochs=np.array(cut.log_epochs),
+        variance=np.array(cut.variance),
+        noise=np.array(cut.noise),
+        never=np.array(cut.never),
+        epoch_cost_j=np.array(epoch_cost_j),
+        best_cost_j=cut.best_cost_j,
+        horizon=cut.horizon,
+        max_epochs=max_epochs,
     )
-    spent = k * epoch_cost_j
-    gain = cut.horizon * np.maximum(cut.best_cost_j - after, 0.0)
-    expected = np.cumsum(at * (spent - gain)) + (1 - reached) * (spent + cut.best_cost_j)
-    best = int(np.argmin(expected))
-    return best + 1, float(expected[best])
+    return int(epochs), float(cost_j)
+
+
+def plan_many(
+    *,
+    log_epochs: Floats,
+    variance: Floats,
+    noise: Floats,
+    never: Floats,
+    epoch_cost_j: Floats,
+    best_cost_j: float,
+    horizon: float,
+    max_epochs: int,
+) -> tuple[Integers, Floats]:
+    """Return K* and J(K*) for many arms at once; the arrays broadcast against each other."""
+    k, log_k, log_k_half = _epochs_up_to(max_epochs)
+    mean, noise = log_epochs[..., None], noise[..., None]
+    spread = np.maximum(variance[..., None] + noise, 1e-12)
+    shrink = variance[..., None] / spread
+    reached = (1 - never[..., None]) * ndtr((log_k_half - mean) / np.sqrt(spread))
+    at = reached.copy()
+    at[..., 1:] -= reached[..., :-1]
+    per_epoch = epoch_cost_j[..., None]
+    after = per_epoch * np.exp((1 - shrink) * mean + 0.5 * noise + shrink * log_k)
+    spent = per_epoch * k
+    gain = horizon * np.maximum(best_cost_j - after, 0.0)
+    expected = np.cumsum(at * (spent - gain), axis=-1) + (1 - reached) * (spent + best_cost_j)
+    best = expected.argmin(axis=-1)
+    return best + 1, np.take_along_axis(expected, best[..., None], axis=-1)[..., 0]
+
+
+@lru_cache(maxsize=64)
+def _epochs_up_to(max_epochs: int) -> tuple[Floats, Floats, Floats]:
+    """Return k = 1 .. max_epochs, log k and log(k + 1/2)."""
+    k = np.arange(1, max_epochs + 1, dtype=float)
+    return k, np.log(k), np.log(k + 0.5)

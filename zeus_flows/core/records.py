@@ -189,6 +189,7 @@ class Ask:
         samples_per_epoch: Size of the data set, so that per-sample profiles give epoch costs.
         in_flight: Attempts of other recurrences that are under way.
         tried: Batch sizes of this recurrence's earlier attempts.
+        power_limits_w: Limits the GPU offers, per GPU; only `grid` wants them.
     """
 
     recurrence: int
@@ -198,6 +199,7 @@ class Ask:
     samples_per_epoch: int | None = None
     in_flight: tuple[InFlight, ...] = ()
     tried: tuple[int, ...] = ()
+    power_limits_w: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,9 @@ class ArmBelief:
         spread: Standard deviation of the log of that cost (relative uncertainty); None where unknown.
         sampled_cost_j: What Thompson sampling drew; None where the policy does not sample.
         status: `untried`, `known`, `pruned`, `dead`, `infeasible`, `out of reach`.
+        chance_best: Probability that this arm is the cheapest; None where the policy does not estimate it.
+        gain_j: What trying the arm now is expected to save over running the best known one, its own cost
+            and what it may teach included; None where the policy does not weigh it.
     """
 
     batch_size: int
@@ -219,6 +224,8 @@ class ArmBelief:
     spread: float | None = None
     sampled_cost_j: float | None = None
     status: str = "untried"
+    chance_best: float | None = None
+    gain_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +249,9 @@ class Decision:
         cut: When to stop the attempt; `core.early_stop` turns it into a number of epochs.
         explores: Whether the attempt is there to learn rather than to exploit the best known arm.
         degraded: The history could not be read; the default batch size stands in.
+        tune_power: Whether the best power limit may be looked for and applied; False: train at the limit the
+            GPU has.
+        power_limit_w: Train at this limit, per GPU, without profiling (`grid`); None: the profile decides.
     """
 
     recurrence: int
@@ -253,6 +263,8 @@ class Decision:
     cut: Cut = field(default_factory=NoCut)
     explores: bool = False
     degraded: bool = False
+    tune_power: bool = True
+    power_limit_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+"""Gaussian Thompson sampling (section 4.3, Algorithms 1 and 2), and the running statistics beliefs are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+RELATIVE_NOISE = 0.1  # what one run's cost is expected to vary by before anything was seen
+NOISE_WEIGHT = 2.0  # how many runs that expectation is worth
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Number, mean and sum of squared deviations of some values; all of them, or the newest `window`.
+
+    Without a window nothing grows with the number of values; with one, only the newest are kept.
+
+    >>> runs = Runs().add(1.0).add(3.0)
+    >>> runs.count, runs.mean, runs.squares
+    (2, 2.0, 2.0)
+    >>> Runs().add(1.0, window=2).add(3.0, window=2).add(5.0, window=2).mean
+    4.0
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    newest: tuple[float, ...] = ()
+
+    def add(self, value: float, *, window: int | None = None) -> Runs:
+        """Return the statistics with one more value."""
+        if window is None:
+            count = self.count + 1
+            step = value - self.mean
+            mean = self.mean + step / count
+            return Runs(count, mean, self.squares + step * (value - mean))
+        newest = (*self.newest, value)[-window:]
+        mean = math.fsum(newest) / len(newest)
+        return Runs(len(newest), mean, math.fsum((v - mean) ** 2 for v in newest), newest)
+
+    @property
+    def variance(self) -> float:
+        """The population variance, as Algorithm 2 has it (line 2); 0 where there is at most one value."""
+        return self.squares / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is believed of an arm's mean cost: a Gaussian."""
+
+    mean: float
+    variance: float
+
+
+def learnt_variance(runs: Runs) -> float:
+    """Return the variance of one run's cost, learnt without ever becoming certain.
+
+    A variance of two nearly equal costs says little: the expectation that costs vary by `RELATIVE_NOISE`
+    weighs as much as `NOISE_WEIGHT` runs.
+    """
+    expected = (RELATIVE_NOISE * runs.mean) ** 2
+    return (NOISE_WEIGHT * expected + runs.squares) / (NOISE_WEIGHT + max(runs.count - 1, 0))
+
+
+def observe(runs: Runs, *, variance: float, prior: tuple[float, float] | None = None) -> Belief:
+    """Return the posterior of an arm's mean cost after its runs (Algorithm 2, lines 3 and 4).
+
+    Args:
+        runs: The arm's costs.
+        variance: Variance of one run's cost (line 2: learnt).
+        prior: Mean and variance before any run; None: flat.
+
+    >>> observe(Runs().add(1.0).add(3.0), variance=1.0)
+    Belief(mean=2.0, variance=0.5)
+    """
+    if runs.count and variance == 0.0:
+        return Belief(runs.mean, 0.0)
+    precision = runs.count / variance if runs.count else 0.0
+    weighted = precision * runs.mean
+    if prior is not None:
+        precision += 1 / prior[1]
+        weighted += prior[0] / prior[1]
+    if precision == 0.0:
+        return Belief(0.0, math.inf)
+    return Belief(weighted / precision, 1 / precision)
+
+
+def predict(beliefs: Mapping[int, Belief], rng: np.random.Generator) -> dict[int, float]:
+    """Return a mean cost drawn for every arm; the smallest draw is the arm to run (Algorithm 1)."""
+    return {arm: float(rng.normal(b.mean, math.sqrt(b.variance))) for arm, b in beliefs.items()}
