@@ -1,0 +1,84 @@
+"""The command line: parsing only. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from zeus_flows.errors import ConfigError, ZeusFlowsError
+
+_SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
+
+
+class _Group(click.Group):
+    """A group whose commands end with a sentence and an exit code, not a traceback, when we raised on purpose."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ZeusFlowsError as error:
+            click.echo(f"zeus-flows: {error}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="zeus-flows", prog_name="zeus-flows")
+def main() -> None:
+    """Make recurring GPU training cheaper in energy and time.
+
+    A job recurs on a schedule. Each recurrence asks a bandit for a batch size, trains with just-in-time power
+    profiling, and writes what it cost to MLflow, from which the next one learns.
+
+    \b
+    Start here:
+      zeus-flows init                                  write a commented job file
+      zeus-flows run job.yaml --simulate v100          run one recurrence on a simulated GPU
+
+    \b
+    Exit codes: 0 done, 2 a job file or flag is wrong, 3 the target was not reached,
+                4 no GPU can be used, 5 MLflow failed, 1 anything else.
+    """
+
+
+@main.command()
+@click.argument("path", type=click.Path(dir_okay=False, path_type=Path), default=Path("job.yaml"))
+@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+def init(path: Path, force: bool) -> None:
+    """Write a commented job file to PATH (job.yaml by default) that runs as it is."""
+    from zeus_flows.job_template import TEMPLATE
+
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; give another path, or --force to overwrite it")
+    try:
+        path.write_text(TEMPLATE, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    click.echo(f"wrote {path}\nnext: zeus-flows run {path} --simulate v100")
+
+
+@main.command()
+@click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("-n", "--recurrences", type=click.IntRange(min=1), default=1, show_default=True, help="How many to run.")
+@click.option("--simulate", type=_SIMULATED, help="Run on a simulated GPU, whatever the job file says.")
+@click.option("--seed", type=int, help="The job's seed, whatever the job file says.")
+@click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
+@click.option("--dry-run", is_flag=True, help="Show what the next recurrence would do; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+def run(
+    job: Path,
+    recurrences: int,
+    simulate: str | None,
+    seed: int | None,
+    tracking_uri: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Run recurrences of the job that the file JOB describes, each as a Prefect flow run."""
+    from zeus_flows.orchestration import local
+
+    request = local.Request(
+        job, recurrences=recurrences, simulate=simulate, seed=seed, tracking_uri=tracking_uri, as_json=as_json
+    )
+    sys.exit(local.dry_run(request) if dry_run else local.run(request))

@@ -1,0 +1,322 @@
+"""The job file: what a user writes, validated, with file and line in every error."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.records import Job, Mode, Selector
+from zeus_flows.errors import ConfigError
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+SIMULATED_GPUS = ("v100", "p100", "a40", "rtx6000")
+DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GPUS))
+
+
+class _Section(BaseModel):
+    """A part of the job file: unknown keys are errors, nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Target(_Section):
+    """When a model is good enough. Which way is better has no default: a guess would train the wrong model."""
+
+    metric: str = Field(min_length=1, max_length=64)
+    value: float = Field(allow_inf_nan=False)
+    better: Literal["higher", "lower"]
+
+    def reached(self, value: float) -> bool:
+        """Whether a metric value meets the target; NaN never does.
+
+        >>> Target(metric="accuracy", value=0.9, better="higher").reached(0.91)
+        True
+        """
+        return value >= self.value if self.better == "higher" else value <= self.value
+
+
+class PowerLimitSection(_Section):
+    """How the power limit is chosen and profiled."""
+
+    choose_by: Selector = Selector.COST
+    slowdown: float = Field(default=1.1, ge=1.0)
+    limits: Literal["all"] | list[Annotated[float, Field(gt=0)]] = "all"
+    profile_seconds: float = Field(default=5.0, gt=0)
+    warmup_seconds: float = Field(default=1.0, ge=0)
+
+
+class LearningRate(_Section):
+    """The learning rate at the default batch size, and how it follows the batch size."""
+
+    base: float = Field(default=1e-3, gt=0)
+    scaling: Literal["sqrt", "linear", "none"] = "sqrt"
+
+    def at(self, batch_size: int, default_batch_size: int) -> float:
+        """Return the learning rate for a batch size (square root for adaptive optimizers).
+
+        >>> LearningRate(base=0.01, scaling="sqrt").at(64, 256)
+        0.005
+        """
+        ratio = batch_size / default_batch_size
+        return float(self.base * {"sqrt": ratio**0.5, "linear": ratio, "none": 1.0}[self.scaling])
+
+
+class TrainSection(_Section):
+    """The train function, as `module:function`, and what it is called with."""
+
+    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class Simulation(_Section):
+    """The simulated GPU's load, for a job that was never measured; `zeus_flows.gpu.simulated.Workload` has the laws.
+
+    An epoch takes `seconds_per_epoch * (1 + half_batch / b)` at full clock and batch size b.
+    """
+
+    seconds_per_epoch: float = Field(default=60.0, gt=0)
+    half_batch: float = Field(default=250.0, ge=0)
+    utilisation: float = Field(default=0.75, gt=0, le=1)
+    least_utilisation: float = Field(default=0.1, gt=0, le=1)
+    saturated_power_w: float | None = Field(default=None, gt=0)
+
+
+class Prior(_Section):
+    """What is believed of every batch size's cost before the first run (Algorithm 2)."""
+
+    mean_j: float = Field(gt=0)
+    standard_deviation_j: float = Field(gt=0)
+
+
+class JobFile(_Section):
+    """A job as its user writes it. `zeus-flows init` writes a commented one."""
+
+    name: str
+    version: str = "1"
+    mode: Mode = Mode.FULL
+    device: str = "auto"
+    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    default_batch_size: int = Field(gt=0)
+    target: Target
+    max_epochs: int = Field(gt=0)
+    eta: float = Field(default=0.5, ge=0, le=1)
+    beta: float = Field(default=2.0, gt=1)
+    window: int | None = Field(default=None, ge=2)
+    policy: str = "thompson"
+    max_attempts: int = Field(default=4, ge=1)
+    exploration_budget: float | None = Field(default=None, ge=0)
+    deadline_seconds: float | None = Field(default=None, gt=0)
+    prior: Prior | None = None
+    seed: int = 0
+    power_limit: PowerLimitSection = PowerLimitSection()
+    optimizer: str = "adam"
+    learning_rate: LearningRate = LearningRate()
+    train: TrainSection
+    tracking_uri: str | None = None
+    simulation: Simulation = Simulation()
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_plain(cls, value: str) -> str:
+        if not re.fullmatch(NAME_PATTERN, value):
+            raise ValueError("must be 1 to 64 letters, digits, '_', '.' or '-', and start with a letter or digit")
+        if value.endswith(".ledger"):
+            raise ValueError("must not end in '.ledger', which names the experiment that holds claims")
+        return value
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_may_be_a_number(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML 1.1 reads a bare `off` as false
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        return _one_of(value, DEVICES)
+
+    @field_validator("policy")
+    @classmethod
+    def _policy_is_known(cls, value: str) -> str:
+        return _one_of(value, tuple(POLICIES))
+
+    @field_validator("batch_sizes")
+    @classmethod
+    def _batch_sizes_ascend(cls, value: list[int]) -> list[int]:
+        if len(set(value)) != len(value):
+            raise ValueError("has a batch size twice")
+        return sorted(value)
+
+    @model_validator(mode="after")
+    def _default_is_an_arm(self) -> JobFile:
+        if self.default_batch_size not in self.batch_sizes:
+            raise ValueError(
+                f"default_batch_size {self.default_batch_size} must be one of batch_sizes {self.batch_sizes}"
+            )
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what makes observations comparable; a new one starts a new drift window."""
+        comparable = [
+            self.target.model_dump(mode="json"),
+            self.optimizer,
+            self.learning_rate.model_dump(mode="json"),
+            self.version,
+        ]
+        return hashlib.sha256(json.dumps(comparable, sort_keys=True).encode()).hexdigest()[:16]
+
+    def overridden(self, *, simulate: str | None = None, seed: int | None = None) -> JobFile:
+        """Return the job with what flags or flow parameters say instead of the file."""
+        changes: dict[str, object] = {}
+        if simulate is not None:
+            changes["device"] = f"simulated-{simulate}"
+        if seed is not None:
+            changes["seed"] = seed
+        return self.model_copy(update=changes)
+
+    def core(self) -> Job:
+        """Return what decisions need of this file."""
+        prior = self.prior
+        return Job(
+            name=self.name,
+            batch_sizes=tuple(self.batch_sizes),
+            default_batch_size=self.default_batch_size,
+            max_epochs=self.max_epochs,
+            eta=self.eta,
+            beta=self.beta,
+            window=self.window,
+            policy=self.policy,
+            selector=self.power_limit.choose_by,
+            slowdown=self.power_limit.slowdown,
+            mode=self.mode,
+            max_attempts=self.max_attempts,
+            seed=self.seed,
+            prior=None if prior is None else (prior.mean_j, prior.standard_deviation_j**2),
+            exploration_budget=self.exploration_budget,
+            deadline_s=self.deadline_seconds,
+            fingerprint=self.fingerprint,
+        )
+
+
+def load_job(path: Path) -> JobFile:
+    """Return the job that a file describes.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong; the text names the file, the line, what is wrong
+            and what would be right.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file\n  `zeus-flows init {path}` writes one to start from") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return parse_job(text, source=str(path))
+
+
+def parse_job(text: str, *, source: str = "job file") -> JobFile:
+    """Return the job that YAML text describes; `source` is what errors call it."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{source}:{line}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{source}:1: not valid YAML: {error}") from None
+    if node is None or not isinstance(data, dict):
+        raise ConfigError(f"{source}:1: a job file is a mapping such as `name: my-job`; `zeus-flows init` writes one")
+    try:
+        return JobFile.model_validate(data)
+    except ValidationError as error:
+        problems = [
+            f"{source}:{_line_of(node, problem['loc'])}: {_explain(problem)}"
+            for problem in error.errors(include_url=False)
+        ]
+        raise ConfigError("\n".join(problems)) from None
+
+
+def _one_of(value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise ValueError(f"'{value}' is not one of {', '.join(allowed)}{hint}")
+    return value
+
+
+def _line_of(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
+    """Return the line of the deepest part of `loc` that the file has."""
+    line = node.start_mark.line + 1
+    for part in loc:
+        if isinstance(node, yaml.MappingNode):
+            found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
+            if found is None:
+                continue
+            line, node = found[0].start_mark.line + 1, found[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return line
+
+
+def _explain(problem: Any) -> str:
+    loc = [str(part) for part in problem["loc"] if not str(part).startswith(("literal", "list"))]
+    where = ".".join(loc) or "job"
+    match problem["type"]:
+        case "missing":
+            return f"{where} is missing{_example_of(loc)}"
+        case "extra_forbidden":
+            known = _fields_beside(loc)
+            close = difflib.get_close_matches(loc[-1], known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(sorted(known))}"
+            return f"{where} is not a key of a job file; {hint}"
+        case "string_pattern_mismatch" if loc[-1] == "function":
+            return f"{where} must look like 'module:function', not {problem['input']!r}"
+        case _:
+            message = str(problem["msg"]).removeprefix("Value error, ")
+            message = message[0].lower() + message[1:]
+            given = "" if problem["loc"] == () else f" (given: {problem['input']!r})"
+            return f"{where}: {message}{given}"
+
+
+def _fields_beside(loc: list[str]) -> list[str]:
+    model: type[BaseModel] = JobFile
+    for part in loc[:-1]:
+        field = model.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+_EXAMPLES = {
+    "name": "my-job",
+    "batch_sizes": "[32, 64, 128, 256]",
+    "default_batch_size": "128",
+    "max_epochs": "30",
+    "target": "{metric: accuracy, value: 0.9, better: higher}",
+    "target.metric": "accuracy",
+    "target.value": "0.9",
+    "target.better": "higher   # or lower",
+    "train": "{function: my_package.my_module:train}",
+    "train.function": "my_package.my_module:train",
+}
+
+
+def _example_of(loc: list[str]) -> str:
+    example = _EXAMPLES.get(".".join(loc))
+    return f"; for instance `{loc[-1]}: {example}`" if example else ""

@@ -1,0 +1,77 @@
+"""The flow that a schedule runs: one recurrence of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from prefect import flow, get_run_logger, runtime
+
+from zeus_flows.errors import TargetNeverReached
+from zeus_flows.job import JobFile, load_job
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.orchestration.steps import PrefectSteps
+from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
+from zeus_flows.reporting.links import run_url
+from zeus_flows.settings import read_settings
+from zeus_flows.training.trainer import LocalTrainer
+
+SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
+
+
+@flow(name="recurrence", validate_parameters=True)
+def recurrence(
+    job_file: str,
+    simulate: SimulatedGpu | None = None,
+    seed: int | None = None,
+    tracking_uri: str | None = None,
+) -> Recurrence:
+    """Run one recurrence of a job: decide a batch size, train, observe.
+
+    Args:
+        job_file: Path of the job file on the machine that runs the flow.
+        simulate: Run on a simulated GPU, whatever the job file says.
+        seed: The job's seed, whatever the job file says.
+        tracking_uri: Where MLflow runs go, whatever the job file says.
+
+    Raises:
+        RecurrenceFailed: no attempt converged; the flow run fails, so that a schedule's owner hears of it.
+    """
+    done = run_one(load_job(Path(job_file)).overridden(simulate=simulate, seed=seed), tracking_uri=tracking_uri)
+    if not done.converged:
+        raise RecurrenceFailed(done)
+    return done
+
+
+class RecurrenceFailed(TargetNeverReached):
+    """Carries the recurrence in which no attempt converged."""
+
+    def __init__(self, recurrence: Recurrence) -> None:
+        tried = ", ".join(str(attempt.decision.batch_size) for attempt, _ in recurrence.attempts)
+        super().__init__(f"recurrence {recurrence.number}: the target was not reached with batch size {tried}")
+        self.recurrence = recurrence
+
+
+def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence:
+    """Run one recurrence inside a flow run."""
+    settings = read_settings()
+    uri = settings.tracking(tracking_uri, job_file.tracking_uri)
+    trainer = LocalTrainer(job_file, settings)
+    ledger = MlflowLedger(job_file.core(), tracking_uri=uri, energy_source=trainer.energy_source)
+    context = {
+        "zf.prefect.flow_run_id": str(runtime.flow_run.id),
+        "zf.prefect.flow_run_name": str(runtime.flow_run.name),
+        "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
+    }
+    local = LocalSteps(job_file.core(), ledger, trainer, context)
+    done = run_recurrence(local.job, PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id)))
+    for attempt, observation in done.attempts:
+        get_run_logger().info(
+            "recurrence %d.%d: batch size %d (%s) -> %s",
+            done.number,
+            observation.attempt,
+            observation.batch_size,
+            attempt.decision.reason.text,
+            observation.detail,
+        )
+    return done

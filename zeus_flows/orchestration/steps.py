@@ -1,0 +1,93 @@
+"""The steps of a recurrence as Prefect tasks, with artifacts for whoever looks at the flow run."""
+
+from __future__ import annotations
+
+import re
+
+from prefect import task
+from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.tasks import Task
+
+from zeus_flows.core.records import Decision, Observation
+from zeus_flows.errors import StoreUnavailable
+from zeus_flows.recurrence import Attempt, LocalSteps, Recurrence
+from zeus_flows.reporting.text import describe_arm, joules
+
+
+async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
+    """Retry a task only where that is safe: MLflow did not answer."""
+    return isinstance(await state.aresult(raise_on_failure=False), StoreUnavailable)
+
+
+@task(name="decide", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5, retry_condition_fn=_store_was_away)
+def _decide(steps: LocalSteps, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
+    return steps.decide(recurrence, earlier)
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def _train(steps: LocalSteps, attempt: Attempt) -> Observation:
+    return steps.train(attempt)
+
+
+@task(name="observe", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=10, retry_condition_fn=_store_was_away)
+def _observe(steps: LocalSteps, attempt: Attempt, observation: Observation) -> None:
+    steps.observe(attempt, observation)
+
+
+class PrefectSteps:
+    """`LocalSteps`, each long one in a task of its own.
+
+    Args:
+        local: What does the work.
+        run_url: Makes the MLflow UI's address of an attempt's run from its id.
+    """
+
+    def __init__(self, local: LocalSteps, *, run_url: str) -> None:
+        self._local, self._run_url = local, run_url
+        self._key = re.sub(r"[^a-z0-9]+", "-", local.job.name.lower()).strip("-")
+
+    def begin(self) -> int:
+        """Take the next recurrence number."""
+        return self._local.begin()
+
+    def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
+        """Decide in a task; show the beliefs behind the decision as a table."""
+        attempt = _decide(self._local, recurrence, earlier)
+        create_table_artifact(
+            key=f"{self._key}-decision",
+            table=decision_table(attempt.decision),
+            description=attempt.decision.reason.text,
+        )
+        create_link_artifact(
+            key=f"{self._key}-mlflow-run",
+            link=self._run_url.format(run_id=attempt.id),
+            link_text=f"Recurrence {recurrence}.{attempt.decision.attempt} of {self._local.job.name} in MLflow",
+        )
+        return attempt
+
+    def train(self, attempt: Attempt) -> Observation:
+        """Train in a task."""
+        return _train(self._local, attempt)
+
+    def observe(self, attempt: Attempt, observation: Observation) -> None:
+        """Write the outcome in a task."""
+        _observe(self._local, attempt, observation)
+
+    def end(self, recurrence: Recurrence) -> None:
+        """Write the recurrence's point of the series."""
+        self._local.end(recurrence)
+
+
+def decision_table(decision: Decision) -> list[dict[str, str]]:
+    """Return the beliefs behind a decision, a row per arm, the chosen one marked."""
+    return [
+        {
+            "batch size": f"{arm.batch_size} ←" if arm.batch_size == decision.batch_size else str(arm.batch_size),
+            "what is known": describe_arm(arm),
+            "expected cost": "" if arm.expected_cost_j is None else joules(arm.expected_cost_j),
+            "drawn": "" if arm.sampled_cost_j is None else joules(arm.sampled_cost_j),
+        }
+        for arm in decision.reason.arms
+    ] or [{"batch size": f"{decision.batch_size} ←", "what is known": decision.reason.text}]

@@ -1,0 +1,145 @@
+"""What `zeus-flows run` shows: a row per recurrence under a progress bar, then what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from zeus_flows.core.records import Decision, EnergySource, Gpu, Job
+from zeus_flows.core.savings import Savings
+from zeus_flows.recurrence import Recurrence
+from zeus_flows.reporting.text import describe_arm, joules, seconds
+
+_COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 8))
+
+
+class RunView:
+    """Shows recurrences as they end.
+
+    Args:
+        console: Where to.
+        job: Whose cost is shown.
+        total: How many recurrences will run.
+        energy_source: Simulated energy is marked wherever it is shown.
+    """
+
+    def __init__(self, console: Console, job: Job, *, total: int, energy_source: EnergySource) -> None:
+        self._console, self._job, self._total = console, job, total
+        self._simulated = energy_source is EnergySource.SIMULATED
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting Prefect and MLflow", total=total)
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the progress bar until the block ends."""
+        header = self._row()
+        header.add_row(*(Text(name, style="bold") for name, _ in _COLUMNS), Text("why this batch size", style="bold"))
+        self._console.print(header)
+        with self._progress:
+            yield
+
+    def recurrence(self, done: Recurrence) -> None:
+        """Show a recurrence that has ended."""
+        last_attempt, last = done.attempts[-1]
+        tried = " → ".join(str(observation.batch_size) for _, observation in done.attempts)
+        row = self._row()
+        row.add_row(
+            str(done.number),
+            tried,
+            "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
+            joules(done.energy_j),
+            seconds(done.time_s),
+            joules(done.cost_j(self._job)),
+            Text("reached", style="green") if done.converged else Text("missed", style="red"),
+            last_attempt.decision.reason.text,
+        )
+        self._console.print(row)
+        self._progress.update(self._task, advance=1, description=f"recurrence {done.number}")
+
+    def summary(self, saved: Savings | None) -> None:
+        """Show what was saved against the default: so far, and per recurrence from now on."""
+        self._console.print()
+        if saved is None:
+            self._console.print(
+                "What was saved is not known yet: the default batch size needs a converged run and a full power profile."
+            )
+            return
+        self._console.print(_savings_table(self._job, saved))
+        if self._simulated:
+            self._console.print(
+                "[yellow]Simulated energy:[/] the training was real, the joules come from a model of the GPU."
+            )
+
+    def where_to_look(self, url: str, command: str | None) -> None:
+        """Say how to see the runs in MLflow."""
+        if command:
+            self._console.print(f"\nTo look at the runs:  {command}\nthen open             {url}", soft_wrap=True)
+        else:
+            self._console.print(f"\nThe runs are at {url}", soft_wrap=True)
+
+    def _row(self) -> Table:
+        table = Table.grid(padding=(0, 1), expand=False)
+        for _, width in _COLUMNS:
+            table.add_column(width=width, no_wrap=False)
+        table.add_column(ratio=1)
+        return table
+
+
+def _savings_table(job: Job, saved: Savings) -> Table:
+    default = f"batch size {job.default_batch_size} at maximum power"
+    mark = " · SIMULATED" if saved.energy_source is EnergySource.SIMULATED else ""
+    table = Table(title=f"Saved against the default ({default}){mark}", title_justify="left")
+    for name in ("", "energy", "time", "cost"):
+        table.add_column(name, justify="left" if not name else "right")
+    parts = (
+        (f"so far, {saved.recurrences} recurrences, exploration included", saved.so_far),
+        (f"each from now on, at batch size {saved.best_batch_size}", saved.from_now_on),
+    )
+    for name, saving in parts:
+        table.add_section()
+        for label, amount, style in (
+            (name, saving.total, "bold"),
+            ("  by the power limit", saving.power, ""),
+            ("  by the batch size", saving.batch_size, ""),
+        ):
+            share = amount.percent_of(saving.baseline)
+            table.add_row(
+                label,
+                f"{joules(amount.energy_j)} ({share.energy_j:.0f} %)",
+                f"{seconds(amount.time_s)} ({share.time_s:.0f} %)",
+                f"{joules(amount.cost_j)} ({share.cost_j:.0f} %)",
+                style=style,
+            )
+    return table
+
+
+def show_decision(console: Console, job: Job, decision: Decision, *, gpu: Gpu, observations: int) -> None:
+    """Show a decision and the beliefs behind it."""
+    console.print(
+        f"{job.name} on {gpu.key}: recurrence {decision.recurrence} would train at batch size "
+        f"[bold]{decision.batch_size}[/], by {decision.policy} on {observations} observations:\n  {decision.reason.text}"
+    )
+    table = Table("batch size", "what is known", "expected cost", "drawn")
+    for arm in decision.reason.arms:
+        table.add_row(
+            str(arm.batch_size),
+            describe_arm(arm),
+            "" if arm.expected_cost_j is None else joules(arm.expected_cost_j),
+            "" if arm.sampled_cost_j is None else joules(arm.sampled_cost_j),
+            style="bold" if arm.batch_size == decision.batch_size else "",
+        )
+    if decision.reason.arms:
+        console.print(table)
+    console.print("Nothing was written.")

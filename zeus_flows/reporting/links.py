@@ -1,0 +1,46 @@
+"""Where a run can be looked at, and what to type to look."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit, urlunsplit
+
+#: Where `mlflow ui` listens unless told otherwise.
+LOCAL_UI = "http://127.0.0.1:5000"
+
+
+def run_url(tracking_uri: str, experiment_id: str) -> str:
+    """Return a template for the address of a run's page, with `{run_id}` to be filled in.
+
+    >>> run_url("sqlite:///mlflow.db", "1")
+    'http://127.0.0.1:5000/#/experiments/1/runs/{run_id}'
+    """
+    return f"{experiment_url(tracking_uri, experiment_id)}/runs/{{run_id}}"
+
+
+def experiment_url(tracking_uri: str, experiment_id: str) -> str:
+    """Return the address of an experiment's page."""
+    base = without_secrets(tracking_uri).rstrip("/") if _is_server(tracking_uri) else LOCAL_UI
+    return f"{base}/#/experiments/{experiment_id}"
+
+
+def ui_command(tracking_uri: str) -> str | None:
+    """Return the command that opens the MLflow UI; None where a server shows it already."""
+    if _is_server(tracking_uri):
+        return None
+    return f"mlflow ui --backend-store-uri {without_secrets(tracking_uri)}"
+
+
+def without_secrets(uri: str) -> str:
+    """Return a URI without its user and password.
+
+    >>> without_secrets("postgresql://me:secret@db/mlflow")
+    'postgresql://db/mlflow'
+    """
+    if "@" not in uri:
+        return uri
+    parts = urlsplit(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))

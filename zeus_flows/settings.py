@@ -1,0 +1,73 @@
+"""The only reader of environment variables.
+
+| variable | meaning | default |
+| --- | --- | --- |
+| ZEUS_FLOWS_STATE_DIR | what must outlive a process: power journal, locks, outbox | XDG state home; /var/lib as root |
+| ZEUS_FLOWS_CACHE_DIR | what can be made again | XDG cache home |
+| MLFLOW_TRACKING_URI | where runs go, unless a flag or the job file says | sqlite:///mlflow.db |
+| CUDA_VISIBLE_DEVICES | which GPUs the job has | all |
+| ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN | where the Zeus daemon listens | /run/zeusd/zeusd.sock |
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says, read once."""
+
+    state_dir: Path
+    cache_dir: Path
+    tracking_uri: str | None = None
+    cuda_visible_devices: str | None = None
+    zeusd_socket: Path = Path("/run/zeusd/zeusd.sock")
+    zeusd_host_port: str | None = None
+    zeusd_token: str | None = None
+
+    def tracking(self, *stated: str | None) -> str:
+        """Return the tracking URI: the first stated one (flag, then job file), the environment's, the default.
+
+        >>> read_settings({}).tracking(None, "sqlite:///mine.db")
+        'sqlite:///mine.db'
+        """
+        return next((uri for uri in (*stated, self.tracking_uri) if uri), DEFAULT_TRACKING_URI)
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings that `environ` (the process's by default) states."""
+    env = os.environ if environ is None else environ
+    home = Path(env.get("HOME") or "~").expanduser()
+    state_home = Path("/var/lib") if os.geteuid() == 0 else home / ".local" / "state"
+    if env.get("XDG_STATE_HOME"):
+        state_home = Path(env["XDG_STATE_HOME"])
+    cache_home = Path(env["XDG_CACHE_HOME"]) if env.get("XDG_CACHE_HOME") else home / ".cache"
+    return Settings(
+        state_dir=Path(env.get("ZEUS_FLOWS_STATE_DIR") or state_home / "zeus_flows"),
+        cache_dir=Path(env.get("ZEUS_FLOWS_CACHE_DIR") or cache_home / "zeus_flows"),
+        tracking_uri=env.get("MLFLOW_TRACKING_URI") or None,
+        cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
+        zeusd_socket=Path(env.get("ZEUSD_SOCK_PATH") or "/run/zeusd/zeusd.sock"),
+        zeusd_host_port=env.get("ZEUSD_HOST_PORT") or None,
+        zeusd_token=env.get("ZEUSD_TOKEN") or None,
+    )
+
+
+def quiet_libraries() -> None:
+    """Set defaults for Prefect and MLflow in this process, before they are imported; what the user set stays.
+
+    Their start-up chatter would drown the rows people came for, and a loaded machine starts Prefect's ephemeral
+    server in more than its default 20 s.
+    """
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
