@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 import numpy as np
 from scipy.special import ndtr
@@ -44,6 +45,8 @@ COST_TRANSLATED = 0.15  # the same where it comes from another GPU's profile
 NOISE = 0.1
 NOISE_POOL_WEIGHT = 6.0
 NOISE_ARM_WEIGHT = 4.0
+
+T = TypeVar("T")
 
 PROFILING_RATIO = 1.15  # what a profiling epoch costs, in epochs at the best limit, before any was seen
 
@@ -123,7 +126,7 @@ class EpochsBelief:
             dead=_put(belief.dead, arm, False),
             completions=belief.completions + 1,
             last=(arm, value),
-            last_surprise=now if belief is self else None,
+            last_surprise=(self.last_surprise if now is None else now) if belief is self else None,
         )
 
     def stop(self, batch_size: int, epochs: float, *, max_epochs: int) -> EpochsBelief:
@@ -158,7 +161,7 @@ class EpochsBelief:
 
     @cached_property
     def posterior(self) -> Posterior:
-        """log Epochs(b) of every arm, given all runs."""
+        """Log Epochs(b) of every arm, given all runs."""
         prior = _epochs_prior(self.batch_sizes, self.default_batch_size)
         counts = np.array(self.runs, dtype=float)
         means = np.array([arm.mean for arm in self.completed])
@@ -233,7 +236,7 @@ def condition(
     return mean + (values - mean[seen]) @ gain, covariance - cross.T @ gain
 
 
-def _put[T](items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
+def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
@@ -246,7 +249,8 @@ def _noise(counts: Floats, squares: Floats) -> Floats:
     """Return each arm's run-to-run variance of log epochs, shrunk towards what all arms share."""
     spare = np.maximum(counts - 1, 0)
     pool = (NOISE_POOL_WEIGHT * NOISE**2 + squares.sum()) / (NOISE_POOL_WEIGHT + spare.sum())
-    return (NOISE_ARM_WEIGHT * pool + squares) / (NOISE_ARM_WEIGHT + spare)
+    noise: Floats = (NOISE_ARM_WEIGHT * pool + squares) / (NOISE_ARM_WEIGHT + spare)
+    return noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +281,8 @@ def _kernel(octaves: Floats, slope: float, bend: float, step: float) -> Floats:
     near, off = np.minimum.outer(far, far), np.maximum.outer(far, far)
     same_side = np.multiply.outer(np.sign(octaves), np.sign(octaves)) > 0
     walks = bend**2 * near**2 * (3 * off - near) / 6 + step**2 * near
-    return slope**2 * np.multiply.outer(octaves, octaves) + same_side * walks + 1e-9 * np.eye(len(octaves))
+    kernel: Floats = slope**2 * np.multiply.outer(octaves, octaves) + same_side * walks
+    return kernel + 1e-9 * np.eye(len(octaves))
 
 
 def _scale(prior: _EpochsPrior, counts: Floats, means: Floats, noise: Floats) -> int:

@@ -1,1 +1,226 @@
-"""Policies: history in, decision out."""
+"""The front door of all policies: history in, decision out.
+
+    state = fold(job, observations)
+    decision = decide(job, state, ask)
+
+A state is the fold of `advance` over observations in the order (recurrence, attempt); it can be kept and advanced
+one observation at a time. What no policy should have to know about is handled here once: observations that must
+not teach, modes, batch sizes that do not fit the GPU, explorations in flight, other GPUs, budget and deadline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zeus_flows.core.codec import from_plain
+from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.policy.base import Choice, Policy, View
+from zeus_flows.core.policy.baselines import Default, Power
+from zeus_flows.core.policy.grid import Grid
+from zeus_flows.core.policy.lookahead import Lookahead
+from zeus_flows.core.policy.state import Rate, Spent, State, count, lesson, sample_costs
+from zeus_flows.core.policy.thompson import Thompson
+from zeus_flows.core.policy.zeus import Zeus
+from zeus_flows.core.policy.zeus_paper import ZeusPaper
+from zeus_flows.core.records import Ask, Decision, Gpu, Job, Mode, Observation, PowerProfile, Reason, jsonable
+from zeus_flows.errors import ConfigError
+
+__all__ = ["POLICIES", "State", "advance", "decide", "fold", "from_json", "initial", "to_json"]
+
+POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
+    {
+        "thompson": Thompson(),
+        "lookahead": Lookahead(),
+        "zeus": Zeus(),
+        "zeus-paper": ZeusPaper(),
+        "power": Power(),
+        "default": Default(),
+        "grid": Grid(),
+    }
+)
+
+SNAPSHOT_VERSION = 1
+
+
+def initial(job: Job) -> State:
+    """Return the state before any observation.
+
+    Raises:
+        ConfigError: the job names a policy that does not exist.
+    """
+    return State(belief=_policy(job).initial(job), settings=_settings(job))
+
+
+def advance(job: Job, state: State, observation: Observation) -> State:
+    """Return the state after one more observation, which must come after those already folded.
+
+    Its energy source and fingerprint are the caller's to check: it is taken to belong to this job's history.
+    """
+    counted = count(job, state, observation)
+    learnt = lesson(job, counted, observation)
+    if learnt is None:
+        return counted
+    return replace(counted, belief=_policy(job).learn(job, state.belief, learnt))
+
+
+def fold(job: Job, observations: Iterable[Observation]) -> State:
+    """Return the state after all observations, whatever order they are given in."""
+    state = initial(job)
+    for observation in sorted(observations, key=lambda o: o.order):
+        state = advance(job, state, observation)
+    return state
+
+
+def decide(job: Job, state: State, ask: Ask) -> Decision:
+    """Return what to run next and why. The same history and ask give the same decision in any process."""
+    choice = _choose(job, state, ask)
+    return Decision(
+        recurrence=ask.recurrence,
+        attempt=ask.attempt,
+        batch_size=choice.batch_size,
+        reason=choice.reason,
+        seed=ask.seed,
+        policy=job.policy,
+        cut=choice.cut,
+        explores=choice.explores,
+        tune_power=choice.tune_power and job.mode in (Mode.POWER, Mode.FULL),
+        power_limit_w=choice.power_limit_w,
+    )
+
+
+def to_json(state: State) -> dict[str, Any]:
+    """Return the state as plain JSON values; its size does not grow with the history unless a window does."""
+    return {
+        "version": SNAPSHOT_VERSION,
+        "settings": state.settings,
+        "observations": state.observations,
+        "order": list(state.order),
+        "profiles": [jsonable(p) for p in state.profiles.values()],
+        "infeasible": jsonable(state.infeasible),
+        "spent": jsonable(state.spent),
+        "current": list(state.current),
+        "gpu": jsonable(state.gpu),
+        "samples_per_epoch": state.samples_per_epoch,
+        "rates": [[b, key, jsonable(rate)] for (b, key), rate in state.rates.items()],
+        "max_power_w": dict(state.max_power_w),
+        "belief": jsonable(state.belief),
+    }
+
+
+def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
+    """Return the state that `to_json` wrote, or None where it was written for other settings: then fold anew."""
+    if data.get("version") != SNAPSHOT_VERSION or data.get("settings") != _settings(job):
+        return None
+    read = [from_plain(PowerProfile, p) for p in data["profiles"]]
+    profiles = {(p.batch_size, p.gpu.key): p for p in read}
+    return State(
+        settings=_settings(job),
+        belief=from_plain(_policy(job).belief_type, data["belief"]),
+        observations=int(data["observations"]),
+        order=from_plain(tuple[int, int], data["order"]),
+        profiles=profiles,
+        infeasible={k: tuple(int(b) for b in v) for k, v in data["infeasible"].items()},
+        spent={k: from_plain(Spent, v) for k, v in data["spent"].items()},
+        current=from_plain(tuple[int, float, float], data["current"]),
+        gpu=None if data["gpu"] is None else from_plain(Gpu, data["gpu"]),
+        samples_per_epoch=data["samples_per_epoch"],
+        rates={(int(b), str(key)): from_plain(Rate, rate) for b, key, rate in data["rates"]},
+        max_power_w={k: float(v) for k, v in data["max_power_w"].items()},
+        sample_costs=sample_costs(job, profiles),
+    )
+
+
+def _policy(job: Job) -> Policy[Any]:
+    try:
+        return POLICIES[job.policy]
+    except KeyError:
+        raise ConfigError(f"there is no policy {job.policy!r}; there are {', '.join(POLICIES)}") from None
+
+
+def _settings(job: Job) -> str:
+    """Return a hash of everything in the job that the fold depends on."""
+    parts = (
+        *(job.policy, job.batch_sizes, job.default_batch_size, job.max_epochs, job.fingerprint),
+        *(job.objective_eta, job.selector, job.slowdown, job.beta, job.window),
+    )
+    return hashlib.sha256(json.dumps(jsonable(parts)).encode()).hexdigest()[:16]
+
+
+def _choose(job: Job, state: State, ask: Ask) -> Choice:
+    arms = _feasible(job, state, ask)
+    default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
+    if job.mode is not Mode.FULL:
+        text = f"the job's mode is {job.mode}: the batch size stays {default}"
+        return Choice(default, Reason("mode", text))
+    if len(arms) == 1:
+        text = f"{default} is the only batch size that can run"
+        choice = _policy(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
+        reason = Reason("only-arm", text, arms=choice.reason.arms)
+        return replace(choice, batch_size=default, reason=reason, cut=NoCut(), explores=False)
+    exploring = [f for f in ask.in_flight if f.explores and f.recurrence != ask.recurrence]
+    choice = _policy(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
+    if not (choice.explores and exploring):
+        return choice
+    safe = _policy(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=False))
+    other = exploring[0]
+    text = (
+        f"recurrence {other.recurrence} is trying batch size {other.batch_size}; meanwhile {safe.batch_size}, "
+        f"the best known, runs"
+    )
+    return replace(safe, reason=replace(safe.reason, kind="in-flight", text=text), explores=False)
+
+
+def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:
+    """Return the arms below the smallest one that ran out of memory on this GPU; the smallest arm at least."""
+    gpu = ask.gpu or state.gpu
+    too_large = state.infeasible.get(gpu.key, ()) if gpu is not None else ()
+    if not too_large:
+        return job.batch_sizes
+    return tuple(b for b in job.batch_sizes if b < too_large[0]) or job.batch_sizes[:1]
+
+
+def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int, *, may_explore: bool) -> View:
+    measured, translated = _epoch_costs(job, state, ask)
+    return View(
+        ask=ask,
+        arms=arms,
+        default=default,
+        epoch_costs=measured,
+        translated=translated,
+        may_explore=may_explore,
+        rng=np.random.default_rng(ask.seed),
+    )
+
+
+def _epoch_costs(job: Job, state: State, ask: Ask) -> tuple[dict[int, float], dict[int, float]]:
+    """Return EpochCost of every arm, in joules: as measured on this GPU, and translated from other GPUs' measures.
+
+    A translation keeps the ratios between arms, and scales them by what arms measured on both GPUs say.
+    """
+    gpu = ask.gpu or state.gpu
+    if gpu is None:
+        return {}, {}
+    samples = ask.samples_per_epoch or state.samples_per_epoch or 1
+    measured = _sample_costs(job, state, gpu.key)
+    translated: dict[int, float] = {}
+    others = [key for key in state.max_power_w if key != gpu.key]
+    if others and len(measured) < len(job.batch_sizes):
+        for key in others:
+            theirs = _sample_costs(job, state, key)
+            both = [math.log(measured[b] / theirs[b]) for b in measured if b in theirs]
+            ratio = math.exp(math.fsum(both) / len(both)) if both else 1.0
+            translated |= {b: c * ratio * samples for b, c in theirs.items() if b not in measured}
+    return {b: c * samples for b, c in measured.items()}, translated
+
+
+def _sample_costs(job: Job, state: State, gpu_key: str) -> dict[int, float]:
+    costs = ((b, state.sample_cost(job, b, gpu_key)) for b in job.batch_sizes)
+    return {b: c for b, c in costs if c is not None}

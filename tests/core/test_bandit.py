@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zeus_flows.core.bandit import Belief, Runs, learnt_variance, observe, predict
+
+COSTS = st.lists(st.floats(min_value=1.0, max_value=1e6), min_size=1, max_size=20)
+
+
+def runs_of(costs: list[float], window: int | None = None) -> Runs:
+    runs = Runs()
+    for cost in costs:
+        runs = runs.add(cost, window=window)
+    return runs
+
+
+@given(COSTS, st.floats(1e-3, 1e6), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_the_posterior_equals_the_closed_form(costs: list[float], variance: float, mean: float, spread: float) -> None:
+    belief = observe(runs_of(costs), variance=variance, prior=(mean, spread))
+    expected_variance = 1 / (1 / spread + len(costs) / variance)
+    expected_mean = expected_variance * (mean / spread + sum(costs) / variance)
+    assert belief.variance == pytest.approx(expected_variance, rel=1e-9)
+    assert belief.mean == pytest.approx(expected_mean, rel=1e-6, abs=1e-6)
+
+
+@given(COSTS, st.floats(1e-3, 1e6))
+def test_a_flat_prior_leaves_the_average(costs: list[float], variance: float) -> None:
+    belief = observe(runs_of(costs), variance=variance)
+    assert belief.mean == pytest.approx(np.mean(costs))
+    assert belief.variance == pytest.approx(variance / len(costs))
+
+
+@given(COSTS)
+def test_running_statistics_equal_those_of_all_values(costs: list[float]) -> None:
+    runs = runs_of(costs)
+    assert runs.mean == pytest.approx(np.mean(costs))
+    assert runs.variance == pytest.approx(np.var(costs), rel=1e-6, abs=1e-6 * runs.mean**2)
+
+
+@given(COSTS, COSTS, st.integers(1, 10))
+def test_a_window_forgets(old: list[float], new: list[float], window: int) -> None:
+    newest = (new * window)[-window:]
+    assert runs_of(old + newest, window) == runs_of(newest, window)
+
+
+@given(st.floats(1.0, 1e6), st.integers(1, 50))
+def test_equal_costs_never_make_an_arm_certain(cost: float, count: int) -> None:
+    runs = runs_of([cost] * count)
+    assert observe(runs, variance=learnt_variance(runs)).variance > 0
+
+
+def test_an_arm_without_runs_or_prior_is_wholly_unknown() -> None:
+    assert observe(Runs(), variance=1.0) == Belief(0.0, math.inf)
+
+
+def test_draws_follow_the_belief() -> None:
+    rng = np.random.default_rng(1)
+    draws = [predict({1: Belief(10.0, 4.0)}, rng)[1] for _ in range(2_000)]
+    assert np.mean(draws) == pytest.approx(10.0, abs=0.2)
+    assert np.std(draws) == pytest.approx(2.0, abs=0.2)

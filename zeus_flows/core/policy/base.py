@@ -1,0 +1,130 @@
+"""What a policy is: a belief that learns from lessons, and a choice made from it.
+
+The front door (`zeus_flows.core.policy`) turns observations into lessons and choices into decisions, so that no
+policy has to know about modes, failures, GPUs, concurrency or budgets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from zeus_flows.core.early_stop import Cut, NoCut
+from zeus_flows.core.records import Ask, Job, Reason
+
+LARGEST_LOG = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What one observation teaches. Only observations that may teach become one.
+
+    Attributes:
+        epochs: Epochs trained; max_epochs where the attempt diverged.
+        converged: Whether it reached the target; otherwise it would have taken more than `epochs`.
+        cost_j: What it cost in all, profiling included.
+        epoch_cost_j: EpochCost of its arm on its GPU, for its data; None where nothing was measured.
+        profiled: Whether the attempt profiled.
+        refused: The cut did not allow a single epoch.
+        power_limit_w: The limit it trained at; None where none was applied.
+    """
+
+    recurrence: int
+    batch_size: int
+    epochs: int
+    converged: bool
+    cost_j: float
+    epoch_cost_j: float | None = None
+    profiled: bool = False
+    refused: bool = False
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy may look at when it chooses, beside its belief.
+
+    Attributes:
+        ask: What is asked.
+        arms: Batch sizes that may run on this GPU, ascending; never empty.
+        default: b0, or the feasible arm nearest to it.
+        epoch_costs: EpochCost of arms measured on this GPU, in joules.
+        translated: Estimates for other arms from what another GPU measured.
+        may_explore: False: only the best known arm will do.
+        rng: All the randomness there is.
+    """
+
+    ask: Ask
+    arms: tuple[int, ...]
+    default: int
+    epoch_costs: Mapping[int, float]
+    translated: Mapping[int, float]
+    may_explore: bool
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A batch size, when to stop it, and why."""
+
+    batch_size: int
+    reason: Reason
+    cut: Cut = field(default_factory=NoCut)
+    explores: bool = False
+    tune_power: bool = True
+    power_limit_w: float | None = None
+
+
+B = TypeVar("B")
+
+
+class Policy(Protocol[B]):
+    """Learns and chooses. `B` is an immutable dataclass of plain values, so that it can be stored."""
+
+    belief_type: type[B]
+
+    def initial(self, job: Job) -> B:
+        """Return the belief before any observation."""
+        ...
+
+    def learn(self, job: Job, belief: B, lesson: Lesson) -> B:
+        """Return the belief after one more lesson; lessons come in the order (recurrence, attempt)."""
+        ...
+
+    def choose(self, job: Job, belief: B, view: View) -> Choice:
+        """Return what to run. Never raises, whatever was learnt."""
+        ...
+
+
+def from_log(log_cost: float) -> float:
+    """Return a cost in joules from its logarithm, finite however wild the belief.
+
+    >>> from_log(0.0)
+    1.0
+    """
+    return math.exp(min(log_cost, LARGEST_LOG))
+
+
+def joules(value: float) -> str:
+    """Return an energy for people.
+
+    >>> joules(950.0), joules(1_234.0), joules(5.6e6)
+    ('950 J', '1.23 kJ', '5.6 MJ')
+    """
+    for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.3g} J"
+
+
+def times(count: int, what: str = "run") -> str:
+    """Return a count for people.
+
+    >>> times(1), times(3)
+    ('1 run', '3 runs')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,218 @@
+"""What `thompson` and `lookahead` share: one belief, one set of candidates, one way to cut and to explain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from zeus_flows.core.belief import EpochsBelief, epoch_costs
+from zeus_flows.core.early_stop import Cut, Floats, Integers, NoCut, PlannedCut
+from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log, joules, times
+from zeus_flows.core.records import ArmBelief, Job, Reason
+
+HORIZON = 10.0  # recurrences over which a better arm would pay, at least ...
+HORIZON_GROWTH = 0.3  # ... and the share of the recurrences so far that is added to it
+REACH = 1.0  # octaves beyond what has completed that may be tried
+WORTH_A_LOOK = 3.5  # standard deviations by which an arm may look dearer than the best known one
+NEVER = 0.05  # probability that an untried arm never reaches the target
+LENIENCE = 1.5  # an arm that has completed before may take this many times its usual epochs
+EXPLORING_RETRIES = 1  # attempts after a stopped one, within a recurrence, that may explore again
+CHANCES = 128  # draws behind the chance to be best
+
+
+def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
+    """Return the belief after a lesson: epochs only, so that it holds on any GPU and for any eta."""
+    if lesson.profiled and lesson.epoch_cost_j and lesson.epochs:
+        extra = lesson.cost_j - lesson.epochs * lesson.epoch_cost_j
+        belief = belief.profiled(1 + extra / lesson.epoch_cost_j)
+    if lesson.converged:
+        return belief.complete(lesson.batch_size, lesson.epochs, window=job.window)
+    return belief.stop(lesson.batch_size, lesson.epochs, max_epochs=job.max_epochs)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The belief about cost, on the GPU that was asked for.
+
+    Arrays are parallel to the job's batch sizes; costs are logarithms of joules.
+    """
+
+    job: Job
+    belief: EpochsBelief
+    view: View
+
+    @cached_property
+    def costs(self) -> tuple[Floats, Floats]:
+        """Mean and covariance of log EpochCost."""
+        return epoch_costs(
+            self.job.batch_sizes, self.job.default_batch_size, self.view.epoch_costs, self.view.translated
+        )
+
+    @cached_property
+    def mu(self) -> Floats:
+        """Logarithm of the expected cost of a run, known of every arm or guessed from its neighbours."""
+        epochs = self.belief.posterior
+        return epochs.mean + self.costs[0] + 0.5 * epochs.noise
+
+    @cached_property
+    def covariance(self) -> Floats:
+        """Covariance of the log costs."""
+        return self.belief.posterior.covariance + self.costs[1]
+
+    @cached_property
+    def deviation(self) -> Floats:
+        """Standard deviation of each log cost."""
+        return np.sqrt(np.maximum(self.covariance.diagonal(), 0.0))
+
+    @cached_property
+    def root(self) -> Floats:
+        """A square root of the covariance, for draws."""
+        try:
+            root: Floats = np.linalg.cholesky(self.covariance + 1e-9 * np.eye(len(self.mu))).astype(float, copy=False)
+        except np.linalg.LinAlgError:  # rounding made it indefinite: leave out what is below zero
+            values, vectors = np.linalg.eigh(self.covariance)
+            root = vectors * np.sqrt(np.maximum(values, 0.0))
+        return root
+
+    @cached_property
+    def feasible(self) -> np.typing.NDArray[np.bool_]:
+        """Which arms may run on this GPU."""
+        allowed = set(self.view.arms)
+        return np.array([b in allowed for b in self.job.batch_sizes])
+
+    @cached_property
+    def done(self) -> Integers:
+        """Feasible arms that have reached the target."""
+        return (self.feasible & (np.array(self.belief.runs) > 0)).nonzero()[0]
+
+    @cached_property
+    def incumbent(self) -> int | None:
+        """The completed arm that is expected to cost least; None before any has."""
+        if not len(self.done):
+            return None
+        return int(self.done[self.mu[self.done].argmin()])
+
+    @property
+    def best_cost_j(self) -> float:
+        """What a run of the incumbent is expected to cost."""
+        assert self.incumbent is not None
+        return from_log(float(self.mu[self.incumbent]))
+
+    @property
+    def horizon(self) -> float:
+        """Recurrences over which a better arm would pay."""
+        return HORIZON + HORIZON_GROWTH * self.belief.completions
+
+    @cached_property
+    def candidates(self) -> Integers:
+        """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer."""
+        assert self.incumbent is not None
+        x = np.log2(np.array(self.job.batch_sizes, dtype=float))
+        low, high = self.done[0], self.done[-1]
+        near = (x >= x[low] - REACH - 1e-9) & (x <= x[high] + REACH + 1e-9)
+        near[max(low - 1, 0)] = near[min(high + 1, len(x) - 1)] = True
+        near &= self.feasible & ~np.array(self.belief.dead)
+        near &= self.mu - WORTH_A_LOOK * self.deviation < self.mu[self.incumbent]
+        near[self.incumbent] = False
+        arms: Integers = near.nonzero()[0]
+        return arms
+
+    @cached_property
+    def never(self) -> Floats:
+        """Probability that an arm never reaches the target."""
+        runs = np.array(self.belief.runs)
+        return np.where(runs > 0, 0.5 * NEVER / (runs + 1), NEVER)
+
+    def planned_cut(self, arm: int) -> Cut:
+        """Return the cut whose number of epochs is planned once the epoch cost is known."""
+        epochs = self.belief.posterior
+        mean = float(epochs.mean[arm])
+        return PlannedCut(
+            log_epochs=mean,
+            variance=float(epochs.variance[arm]),
+            noise=float(epochs.noise[arm]),
+            never=float(self.never[arm]),
+            best_cost_j=self.best_cost_j,
+            horizon=self.horizon,
+            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if self.belief.runs[arm] else 1,
+        )
+
+    def chances(self) -> Floats:
+        """Return each feasible arm's probability of being the cheapest, by a fixed set of draws."""
+        draws = self.mu + _standard_normals(len(self.mu)) @ self.root.T
+        cheapest = np.where(self.feasible & ~np.array(self.belief.dead), draws, np.inf).argmin(axis=1)
+        return np.bincount(cheapest, minlength=len(self.mu)) / CHANCES
+
+    def arms(self, *, drawn: Floats | None = None, gains: dict[int, float] | None = None) -> tuple[ArmBelief, ...]:
+        """Return what is believed of every arm, for the reason of a decision."""
+        expected, chances = np.exp(np.minimum(self.mu, LARGEST_LOG)).tolist(), self.chances().tolist()
+        spread, runs = self.deviation.tolist(), self.belief.runs
+        sampled = None if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
+        looked_at = set(self.candidates.tolist())
+        return tuple(
+            ArmBelief(
+                batch_size=b,
+                runs=runs[i],
+                expected_cost_j=expected[i],
+                spread=spread[i],
+                sampled_cost_j=None if sampled is None else sampled[i],
+                status=self._status(i, looked_at),
+                chance_best=chances[i],
+                gain_j=None if gains is None else gains.get(i),
+            )
+            for i, b in enumerate(self.job.batch_sizes)
+        )
+
+    def _status(self, arm: int, candidates: set[int]) -> str:
+        if not self.feasible[arm]:
+            return "infeasible"
+        if self.belief.dead[arm]:
+            return "dead"
+        if self.belief.runs[arm]:
+            return "known"
+        return "untried" if arm in candidates else "out of reach"
+
+
+def without_incumbent(outlook: Outlook) -> Choice:
+    """Choose before anything has reached the target: b0, or the living arm nearest to it, uncut."""
+    belief, view = outlook.belief, outlook.view
+    dead = {b for b, d in zip(belief.batch_sizes, belief.dead, strict=True) if d}
+    stopped = {b for b, site in zip(belief.batch_sizes, belief.censored, strict=True) if site is not None}
+    alive = [b for b in view.arms if b not in dead] or list(view.arms)
+    arm = min(alive, key=lambda b: (b in stopped and b in view.ask.tried, abs(math.log2(b / view.default)), b))
+    if not dead and not stopped:
+        text = f"nothing has run yet: the default batch size {arm} runs first, without an early stop"
+        return Choice(arm, Reason("first-run", text))
+    text = f"no batch size has reached the target yet; {arm} is the nearest to the default that may still"
+    return Choice(arm, Reason("first-run", text, numbers={"failed": float(len(dead | stopped))}), explores=True)
+
+
+def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = "") -> Choice:
+    """Choose the incumbent."""
+    assert outlook.incumbent is not None
+    best = outlook.incumbent
+    batch_size, runs = outlook.job.batch_sizes[best], outlook.belief.runs[best]
+    text = f"batch size {batch_size} is the best known: about {joules(outlook.best_cost_j)} a run, {times(runs)} so far"
+    return Choice(
+        batch_size,
+        Reason(kind, text + why, arms=outlook.arms(), numbers=numbers(outlook)),
+        cut=NoCut() if uncut else outlook.planned_cut(best),
+    )
+
+
+def numbers(outlook: Outlook) -> dict[str, float]:
+    """Return the numbers behind a decision."""
+    return {
+        "best_cost_j": outlook.best_cost_j,
+        "completions": float(outlook.belief.completions),
+        "horizon": outlook.horizon,
+        "resets": float(outlook.belief.resets),
+    }
+
+
+@lru_cache(maxsize=64)
+def _standard_normals(arms: int) -> Floats:
+    return np.random.default_rng(0).standard_normal((CHANCES, arms))

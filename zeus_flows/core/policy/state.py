@@ -1,0 +1,210 @@
+"""What all policies remember alike: profiles, what does not fit a GPU, what was spent; and how one lesson is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zeus_flows.core.cost import attempt_cost
+from zeus_flows.core.policy.base import Lesson
+from zeus_flows.core.power import best_limit, cost_per_sample
+from zeus_flows.core.records import Gpu, Job, Observation, Outcome, PowerProfile
+
+Key = tuple[int, str]  # (batch size, Gpu.key)
+
+MOST = 1e15  # joules, seconds, watts, samples: whatever is greater was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What all attempts on one GPU took, failures and profiling included.
+
+    Attributes:
+        recurrences: How many recurrences began on it.
+        samples: Their data sets' sizes, added up.
+    """
+
+    energy_j: float = 0.0
+    time_s: float = 0.0
+    recurrences: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Energy and time of an arm's runs on one GPU, and the samples trained: an epoch cost without a profile."""
+
+    energy_j: float = 0.0
+    time_s: float = 0.0
+    samples: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The fold of a job's observations.
+
+    Attributes:
+        observations: How many were folded.
+        order: (recurrence, attempt) of the newest one folded.
+        profiles: The newest profile of each (batch size, GPU); complete where there is a complete one.
+        infeasible: Batch sizes that ran out of memory, by GPU.
+        spent: What was spent, by GPU.
+        current: Number, energy in joules and time in seconds of the newest recurrence so far.
+        gpu: The GPU of the newest observation.
+        samples_per_epoch: Its data set's size.
+        rates: Epoch costs of arms without a complete profile.
+        max_power_w: MAXPOWER of every GPU seen.
+        sample_costs: Cost of one sample at the best limit, in joules, from complete profiles.
+        belief: What the job's policy has learnt.
+        settings: Hash of everything in the job that the fold depends on; a snapshot is of use only for the same.
+    """
+
+    belief: Any
+    settings: str = ""
+    observations: int = 0
+    order: tuple[int, int] = (0, 0)
+    profiles: Mapping[Key, PowerProfile] = field(default_factory=dict)
+    infeasible: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    spent: Mapping[str, Spent] = field(default_factory=dict)
+    current: tuple[int, float, float] = (0, 0.0, 0.0)
+    gpu: Gpu | None = None
+    samples_per_epoch: int | None = None
+    rates: Mapping[Key, Rate] = field(default_factory=dict)
+    max_power_w: Mapping[str, float] = field(default_factory=dict)
+    sample_costs: Mapping[Key, float] = field(default_factory=dict)
+
+    def profile(self, batch_size: int, gpu: Gpu) -> PowerProfile | None:
+        """Return the profile of a batch size on a GPU, complete or to be completed."""
+        return self.profiles.get((batch_size, gpu.key))
+
+    def sample_cost(self, job: Job, batch_size: int, gpu_key: str) -> float | None:
+        """Return the cost of one training sample, in joules: at the best limit, or else as it was measured."""
+        key = (batch_size, gpu_key)
+        known = self.sample_costs.get(key)
+        if known is not None or (rate := self.rates.get(key)) is None:
+            return known
+        eta, max_power_w = job.objective_eta, self.max_power_w[gpu_key]
+        cost = attempt_cost(energy_j=rate.energy_j, time_s=rate.time_s, eta=eta, max_power_w=max_power_w)
+        return _positive(cost / rate.samples)
+
+
+def count(job: Job, state: State, observation: Observation) -> State:
+    """Return the state with what every observation adds, whatever it teaches."""
+    recurrence, energy_j, time_s = state.current
+    begins = observation.recurrence != recurrence
+    if begins:
+        recurrence, energy_j, time_s = observation.recurrence, 0.0, 0.0
+    key = observation.gpu.key
+    before = state.spent.get(key, Spent())
+    spent = Spent(
+        before.energy_j + observation.energy_j,
+        before.time_s + observation.time_s,
+        before.recurrences + begins,
+        before.samples + begins * max(observation.samples_per_epoch, 0),
+    )
+    fields: dict[str, Any] = {
+        "observations": state.observations + 1,
+        "order": max(state.order, observation.order),
+        "spent": {**state.spent, key: spent},
+        "current": (recurrence, energy_j + observation.energy_j, time_s + observation.time_s),
+    }
+    if believable(observation):
+        fields |= _measured(job, state, observation)
+    return replace(state, **fields)
+
+
+def believable(observation: Observation) -> bool:
+    """Return whether the readings can be used at all."""
+    readings = (observation.energy_j, observation.time_s, observation.epochs)
+    return (
+        observation.energy_complete
+        and all(0 <= r <= MOST for r in readings)
+        and 0 < observation.gpu.max_power_w <= MOST
+        and 0 < observation.samples_per_epoch <= MOST
+    )
+
+
+def _measured(job: Job, state: State, observation: Observation) -> dict[str, Any]:
+    """Return the fields of the state that a believable observation changes."""
+    gpu = observation.gpu
+    key = (observation.batch_size, gpu.key)
+    fields: dict[str, Any] = {"gpu": gpu, "samples_per_epoch": observation.samples_per_epoch}
+    if state.max_power_w.get(gpu.key) != gpu.max_power_w:
+        fields["max_power_w"] = {**state.max_power_w, gpu.key: gpu.max_power_w}
+    if observation.profile is not None and observation.profile.measurements:
+        fields |= _profiled(job, state, observation.profile)
+    known = fields.get("sample_costs", state.sample_costs)
+    if key not in known and observation.epochs > 0:
+        rate = state.rates.get(key, Rate())
+        more = Rate(
+            rate.energy_j + observation.energy_j,
+            rate.time_s + observation.time_s,
+            rate.samples + observation.epochs * observation.samples_per_epoch,
+        )
+        fields["rates"] = {**state.rates, key: more}
+    if observation.outcome is Outcome.OUT_OF_MEMORY and key not in state.rates and key not in known:
+        arms = {*state.infeasible.get(gpu.key, ()), observation.batch_size}
+        fields["infeasible"] = {**state.infeasible, gpu.key: tuple(sorted(arms))}
+    elif observation.converged and any(b <= observation.batch_size for b in state.infeasible.get(gpu.key, ())):
+        beyond = tuple(b for b in state.infeasible[gpu.key] if b > observation.batch_size)
+        fields["infeasible"] = {**state.infeasible, gpu.key: beyond}
+    return fields
+
+
+def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
+    """Return the fields that a profile changes. A partial one is added to what is there; a complete one replaces."""
+    key = (new.batch_size, new.gpu.key)
+    old = state.profiles.get(key)
+    if old is not None and not new.complete:
+        if old.complete:
+            return {}
+        limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
+        new = replace(new, measurements=tuple(limits[w] for w in sorted(limits)))
+    fields: dict[str, Any] = {"profiles": {**state.profiles, key: new}}
+    if new.complete and (cost := _positive(cost_per_sample(job, new, best_limit(job, new)))) is not None:
+        fields["sample_costs"] = {**state.sample_costs, key: cost}
+    return fields
+
+
+def sample_costs(job: Job, profiles: Mapping[Key, PowerProfile]) -> dict[Key, float]:
+    """Return the cost of one sample at the best limit, for every complete profile."""
+    costs = {
+        key: _positive(cost_per_sample(job, p, best_limit(job, p)))
+        for key, p in profiles.items()
+        if p.complete and p.measurements
+    }
+    return {key: cost for key, cost in costs.items() if cost is not None}
+
+
+def lesson(job: Job, state: State, observation: Observation) -> Lesson | None:
+    """Return what an observation teaches about its arm, or None where it must not teach.
+
+    A failure is nobody's fault; an unmeasured run and one that ran out of memory say nothing about cost; an arm
+    that left the job's list is of no interest. An attempt that diverged never would have reached the target.
+    """
+    if observation.outcome in (Outcome.FAILED, Outcome.OUT_OF_MEMORY) or not believable(observation):
+        return None
+    if observation.batch_size not in job.batch_sizes or (observation.converged and not observation.epochs):
+        return None
+    per_sample = state.sample_cost(job, observation.batch_size, observation.gpu.key)
+    return Lesson(
+        recurrence=observation.recurrence,
+        batch_size=observation.batch_size,
+        epochs=job.max_epochs if observation.outcome is Outcome.DIVERGED else observation.epochs,
+        converged=observation.converged,
+        cost_j=attempt_cost(
+            energy_j=observation.energy_j,
+            time_s=observation.time_s,
+            eta=job.objective_eta,
+            max_power_w=observation.gpu.max_power_w,
+        ),
+        epoch_cost_j=None if per_sample is None else per_sample * observation.samples_per_epoch,
+        profiled=observation.profiling_time_s > 0,
+        refused=observation.epochs_allowed == 0 and not observation.converged,
+        power_limit_w=observation.power_limit_w,
+    )
+
+
+def _positive(cost: float) -> float | None:
+    return cost if 1 / MOST <= cost <= MOST else None

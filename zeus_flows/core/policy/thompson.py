@@ -1,0 +1,66 @@
+"""`thompson`, the default: Thompson sampling on the shared belief.
+
+A cost is drawn for every arm, jointly, from what is believed of all of them; the cheapest draw runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zeus_flows.core.belief import EpochsBelief
+from zeus_flows.core.policy import shared_belief
+from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, from_log, joules, times
+from zeus_flows.core.records import Job, Reason
+
+
+class Thompson:
+    """Thompson sampling on the belief of `zeus_flows.core.belief`."""
+
+    belief_type = EpochsBelief
+
+    def initial(self, job: Job) -> EpochsBelief:
+        """Return the belief before any observation."""
+        return EpochsBelief.empty(job.batch_sizes, job.default_batch_size)
+
+    def learn(self, job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
+        """Return the belief after one more lesson."""
+        return shared_belief.learn(job, belief, lesson)
+
+    def choose(self, job: Job, belief: EpochsBelief, view: View) -> Choice:
+        """Return the arm whose drawn cost is least."""
+        outlook = shared_belief.Outlook(job, belief, view)
+        if outlook.incumbent is None:
+            return shared_belief.without_incumbent(outlook)
+        retries = view.ask.attempt - 1
+        if retries > shared_belief.EXPLORING_RETRIES:
+            return shared_belief.exploit(
+                outlook, uncut=True, kind="retry", why="; it runs without an early stop, so that this recurrence ends"
+            )
+        if not view.may_explore:
+            return shared_belief.exploit(outlook, uncut=False)
+        best = outlook.incumbent
+        drawn = outlook.mu + outlook.root @ view.rng.standard_normal(len(outlook.mu))
+        contenders = np.append(outlook.candidates, best)
+        arm = int(contenders[drawn[contenders].argmin()])
+        batch_size, runs = job.batch_sizes[arm], belief.runs[arm]
+        drawn_j, best_j = from_log(float(drawn[arm])), from_log(float(drawn[best]))
+        if arm == best:
+            kind = "exploit"
+            text = f"batch size {batch_size}, the best known, drew the least cost ({joules(drawn_j)}); "
+        else:
+            kind = "retry" if retries else "explore"
+            text = (
+                f"batch size {batch_size} drew the least cost ({joules(drawn_j)} against {joules(best_j)} for "
+                f"{job.batch_sizes[best]}, the best known); "
+            )
+        text += f"{times(runs)} so far" if runs else "no run has reached the target with it yet"
+        numbers = {**shared_belief.numbers(outlook), "drawn_cost_j": drawn_j, "drawn_best_cost_j": best_j}
+        return Choice(
+            batch_size,
+            Reason(kind, text, arms=outlook.arms(drawn=drawn), numbers=numbers),
+            cut=outlook.planned_cut(arm),
+            explores=arm != best,
+        )
+
+
+_: Policy[EpochsBelief] = Thompson()

@@ -1,0 +1,116 @@
+"""`zeus-paper`: the published policy with its faults, for benchmarks.
+
+It agrees with the published package (zeus 0.16, `zeus._legacy`) wherever that neither raises nor hangs: one
+failure prunes an arm and all beyond it, two equal costs make an arm certain, the first run's cost includes its
+profiling, the minimum cost is of all time and adds up the attempts of a recurrence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zeus_flows.core.bandit import Belief, Runs, observe, predict
+from zeus_flows.core.early_stop import CostCut, Cut, NoCut
+from zeus_flows.core.exploration import PublishedPruning
+from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules, times
+from zeus_flows.core.records import ArmBelief, Job, Reason
+
+REFUSED = 100.0  # a run that may not train a single epoch counts as this many times the threshold
+ENOUGH = 2  # an arm is sampled only with this many runs; until then it runs
+
+
+@dataclass(frozen=True, slots=True)
+class PaperBelief:
+    """The published optimizer's state: pruning, costs per arm, and the minimum cost of a recurrence."""
+
+    pruning: PublishedPruning
+    costs: Mapping[int, Runs] = field(default_factory=dict)
+    least_cost: float | None = None
+    best: int | None = None
+    recurrence: int = 0
+    spent: float = 0.0
+
+
+class ZeusPaper:
+    """The published policy."""
+
+    belief_type = PaperBelief
+
+    def initial(self, job: Job) -> PaperBelief:
+        """Return the belief before any observation."""
+        return PaperBelief(PublishedPruning.begin(job.batch_sizes, job.default_batch_size))
+
+    def learn(self, job: Job, belief: PaperBelief, lesson: Lesson) -> PaperBelief:
+        """Return the belief after one more run."""
+        spent = lesson.cost_j + (belief.spent if lesson.recurrence == belief.recurrence else 0.0)
+        cost = lesson.cost_j
+        if lesson.refused and belief.least_cost is not None:
+            cost = REFUSED * job.beta * belief.least_cost
+        least, best = belief.least_cost, belief.best
+        if lesson.converged and (least is None or spent < least):
+            least, best = spent, lesson.batch_size
+        runs = belief.costs.get(lesson.batch_size, Runs()).add(cost, window=job.window)
+        return PaperBelief(
+            pruning=belief.pruning.report(lesson.batch_size, cost=cost, converged=lesson.converged),
+            costs={**belief.costs, lesson.batch_size: runs},
+            least_cost=least,
+            best=best,
+            recurrence=lesson.recurrence,
+            spent=spent,
+        )
+
+    def choose(self, job: Job, belief: PaperBelief, view: View) -> Choice:
+        """Return what the published package would: the next pruning step, or the greatest sampled reward."""
+        cut: Cut = NoCut() if belief.least_cost is None else CostCut(job.beta * belief.least_cost)
+        if not view.may_explore:
+            best = belief.best if belief.best in view.arms else view.default
+            return Choice(best or view.default, Reason("exploit", f"batch size {best} is the best known"), cut=cut)
+        expecting = belief.pruning.expecting
+        if expecting in view.arms and expecting is not None:
+            number = belief.pruning.round_number
+            kind = "pruning" if belief.costs else "first-run"
+            text = f"batch size {expecting} is next in pruning round {number} of 2"
+            return Choice(expecting, Reason(kind, text, arms=_arms(job, belief)), cut=cut, explores=bool(belief.costs))
+        arms = [b for b in belief.pruning.arms if b in view.arms]
+        if not arms:
+            text = f"every batch size was pruned, where the published package raises; {view.default} stands in"
+            return Choice(view.default, Reason("first-run", text, arms=_arms(job, belief)))
+        # The published bandit shuffles its arms before every draw; the same calls keep its stream of numbers.
+        for arm in view.rng.choice(arms, len(arms), replace=False).tolist():
+            if belief.costs.get(arm, Runs()).count < ENOUGH:
+                return Choice(arm, Reason("explore", f"batch size {arm} has less than two runs"), cut=cut)
+        rewards = {b: _reward(belief.costs[b], job.prior) for b in arms}
+        draws = {b: -reward for b, reward in predict(rewards, view.rng).items()}
+        arm = min(draws, key=lambda b: draws[b])
+        runs = belief.costs[arm].count
+        text = f"batch size {arm} drew the least cost ({joules(draws[arm])}); {times(runs)} so far"
+        reason = Reason("sampled", text, arms=_arms(job, belief, draws), numbers={"drawn_cost_j": draws[arm]})
+        return Choice(arm, reason, cut=cut)
+
+
+def _reward(costs: Runs, prior: tuple[float, float] | None) -> Belief:
+    """Return the belief about the mean reward, the negative cost, with the variance taken at its word."""
+    rewards = Runs(costs.count, -costs.mean, costs.squares)
+    return observe(rewards, variance=costs.variance, prior=None if prior is None else (-prior[0], prior[1]))
+
+
+def _arms(job: Job, belief: PaperBelief, draws: Mapping[int, float] | None = None) -> tuple[ArmBelief, ...]:
+    known = {b: c for b, c in belief.costs.items() if c.count}
+    return tuple(
+        ArmBelief(
+            batch_size=b,
+            runs=known[b].count if b in known else 0,
+            expected_cost_j=known[b].mean if b in known else None,
+            spread=math.sqrt(known[b].variance / known[b].count) / known[b].mean
+            if b in known and known[b].mean > 0
+            else None,
+            sampled_cost_j=(draws or {}).get(b),
+            status="known" if b in known else "untried" if b in belief.pruning.arms else "pruned",
+        )
+        for b in job.batch_sizes
+    )
+
+
+_: Policy[PaperBelief] = ZeusPaper()
