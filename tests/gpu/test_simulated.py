@@ -15,6 +15,7 @@ from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import ConfigError, LimitOutOfRange
 from zeus_flows.gpu import Gpus, Workload, open_gpus
 from zeus_flows.gpu.device import Device
+from zeus_flows.gpu.open import group_of_simulated
 from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -93,11 +94,10 @@ def test_spans_may_nest_and_overlap() -> None:
 
 
 def test_the_previous_limit_is_back_on_leaving() -> None:
-    gpus = simulated()
-    gpus.set_power_limit_w(175)
-    inner = gpus.devices[0]
-    again = Gpus(gpus.devices, gpus.now_s)
-    with again:
+    clock = VirtualClock()
+    inner = SimulatedDevice("v100", clock)
+    inner.set_power_limit_w(175)
+    with group_of_simulated([inner], clock) as again:
         again.set_power_limit_w(100)
         assert inner.power_limit_w() == 100
     assert inner.power_limit_w() == 175

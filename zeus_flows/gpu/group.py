@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Protocol
 
 from zeus_flows.core.records import EnergySource, Gpu
 from zeus_flows.errors import PowerPermissionError
 from zeus_flows.gpu.device import Clock, Device
+from zeus_flows.gpu.guard import PowerGuard
 from zeus_flows.gpu.meter import Mark, Meter, Span
-
-log = logging.getLogger(__name__)
+from zeus_flows.gpu.watch import Watch
 
 #: The paper profiles every 25 W.
 STEP_W = 25.0
@@ -30,34 +30,65 @@ class Work(Protocol):
 class Gpus(AbstractContextManager["Gpus"]):
     """All GPUs of one data-parallel job, held at one power limit.
 
-    Leaving the context puts the previous power limits back. Not thread-safe.
+    Leaving the context puts the previous power limits back. `open_gpus` makes one. Not thread-safe.
 
     Attributes:
         gpu: The model, the number of GPUs and their greatest power together.
-        energy_source: Measured, simulated, or none where joules would mean nothing.
-        limits_w: Candidate power limits per GPU, greatest first.
+        energy_source: Measured, simulated, or none where joules would mean nothing (then spans have 0 J).
+        sensor: Where the joules come from, for people: `counter`, `sampled power`, `model`, `none`.
+        limits_w: Candidate power limits per GPU, greatest first; empty where limits cannot be told.
         can_set_limits: Whether `set_power_limit_w` will work.
         why_not: What to tell the user where it will not.
+        alone: Whether nobody else is known to use the GPUs; if not, spans are never complete.
+
+    Args:
+        devices: The GPUs, in CUDA's order.
+        meter: Measures spans on them.
+        guard: Changes them and puts them back; has been acquired, unless `why_not` says otherwise.
+        clock: The clock of `meter`.
+        work: What simulated GPUs do at a step.
+        watch: Notices lost GPUs.
+        synchronize: Waits for the work queued on the GPUs.
+        on_close: What else to do at the end, last first.
     """
 
-    def __init__(self, devices: tuple[Device, ...], clock: Clock, *, work: Work | None = None) -> None:
-        self.devices = devices
-        low = max(device.power_limit_range_w()[0] for device in devices)
-        high = min(device.power_limit_range_w()[1] for device in devices)
-        self.gpu = Gpu(
-            model=devices[0].model,
-            count=len(devices),
-            max_power_w=sum(device.power_limit_range_w()[1] for device in devices),
-        )
-        self.energy_source: EnergySource = devices[0].energy_source
-        self.limits_w = candidate_limits(low, high)
-        self.can_set_limits = True
-        self.why_not = ""
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        *,
+        meter: Meter,
+        guard: PowerGuard,
+        clock: Clock,
+        energy_source: EnergySource,
+        sensor: str,
+        why_not: str = "",
+        alone: bool = True,
+        work: Work | None = None,
+        watch: Watch | None = None,
+        synchronize: Callable[[], None] | None = None,
+        on_close: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self.devices = tuple(devices)
+        ranges = [device.power_limit_range_w() for device in devices]
+        self.gpu = Gpu(devices[0].model, len(devices), max_power_w=sum(high for _, high in ranges))
+        self.energy_source = energy_source
+        self.sensor = sensor
+        self.limits_w = candidate_limits(max(low for low, _ in ranges), min(high for _, high in ranges))
+        self.can_set_limits = not why_not
+        self.why_not = why_not
+        self.alone = alone
+        self._meter = meter
+        self._guard = guard
         self._clock = clock
-        self._meter = Meter(devices, clock)
         self._work = work
-        self._previous_w = tuple(device.power_limit_w() for device in devices)
-        self._changed = False
+        self._watch = watch
+        self._synchronize = synchronize
+        self._cleanup = ExitStack()
+        for callback in on_close:
+            self._cleanup.callback(callback)
+        if watch is not None:
+            self._cleanup.callback(watch.close)
+        self._cleanup.callback(guard.release)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,28 +96,37 @@ class Gpus(AbstractContextManager["Gpus"]):
         self.close()
 
     def close(self) -> None:
-        """Put the previous power limits back. Safe to call twice."""
-        if self._changed:
-            for device, watts in zip(self.devices, self._previous_w, strict=True):
-                device.set_power_limit_w(watts)
-            self._changed = False
+        """Put the previous power limits and clocks back and let go of the GPUs. Safe to call twice."""
+        self._cleanup.close()
 
     def power_limit_w(self) -> float:
         """Return the power limit in force, per GPU (the least, where they differ)."""
         return min(device.power_limit_w() for device in self.devices)
 
     def set_power_limit_w(self, watts: float) -> None:
-        """Set the power limit of every GPU.
+        """Set the power limit of every GPU; where one refuses, all are put back.
 
         Raises:
             PowerPermissionError: `can_set_limits` is false; the text says why.
             LimitOutOfRange: a GPU does not accept it.
+            DeviceError: the driver refused.
         """
-        if not self.can_set_limits:
-            raise PowerPermissionError(self.why_not)
-        self._changed = True
-        for device in self.devices:
-            device.set_power_limit_w(watts)
+        self._may()
+        self._guard.set_power_limit_w(watts)
+
+    def restore_power_limit(self) -> None:
+        """Put the previous power limits and clocks back now, and go on measuring."""
+        self._guard.restore()
+
+    def lock_clocks_mhz(self, low: int, high: int) -> None:
+        """Lock the graphics clocks of every GPU; raises as `set_power_limit_w` does."""
+        self._may()
+        self._guard.lock_clocks_mhz(low, high)
+
+    def reset_clocks(self) -> None:
+        """Undo `lock_clocks_mhz`."""
+        self._may()
+        self._guard.reset_clocks()
 
     def now_s(self) -> float:
         """Return monotonic seconds on the GPUs' clock."""
@@ -94,22 +134,28 @@ class Gpus(AbstractContextManager["Gpus"]):
 
     def synchronize(self) -> None:
         """Wait until the work queued on every GPU is done. `mark` and `since` do it themselves."""
-        for device in self.devices:
-            device.synchronize()
+        if self._synchronize is not None:
+            self._synchronize()
 
     def mark(self) -> Mark:
-        """Begin a span. Marks are values: spans may nest and overlap."""
-        self.synchronize()
-        return self._meter.mark()
-
-    def since(self, mark: Mark) -> Span:
-        """Return time and energy since a mark.
+        """Begin a span. Marks are values: spans may nest and overlap.
 
         Raises:
             DeviceLost: a GPU left the bus; the attempt cannot go on.
         """
-        self.synchronize()
-        return self._meter.since(mark)
+        self._still_there()
+        if self._synchronize is not None:
+            self._synchronize()
+        return self._meter.mark()
+
+    def since(self, mark: Mark) -> Span:
+        """Return time and energy since a mark; raises as `mark` does."""
+        return self.between(mark, self.mark())
+
+    def between(self, start: Mark, end: Mark) -> Span:
+        """Return time and energy between two marks, without reading anything."""
+        span = self._meter.between(start, end)
+        return span if self.alone else span._replace(complete=False)
 
     def throttle_reasons(self) -> tuple[str, ...]:
         """Return why clocks are below what was asked for, over all GPUs, each reason once."""
@@ -126,9 +172,23 @@ class Gpus(AbstractContextManager["Gpus"]):
             self._work.samples_per_epoch = samples
 
     def ran(self, samples: int) -> None:
-        """Tell that a step trained on `samples` samples: time passes on simulated GPUs; real ones know."""
-        if self._work:
+        """Tell that a step trained on `samples` samples: time passes on simulated GPUs; real ones know.
+
+        Raises:
+            DeviceLost: a GPU left the bus within the last seconds. No GPU is asked: a thread watches them.
+        """
+        if self._work is not None:
             self._work.ran(samples)
+        elif self._watch is not None and self._watch.lost is not None:
+            raise self._watch.lost
+
+    def _may(self) -> None:
+        if not self.can_set_limits:
+            raise PowerPermissionError(self.why_not)
+
+    def _still_there(self) -> None:
+        if self._watch is not None and self._watch.lost is not None:
+            raise self._watch.lost
 
 
 def candidate_limits(low_w: float, high_w: float, step_w: float = STEP_W) -> tuple[float, ...]:

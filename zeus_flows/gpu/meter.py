@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple, Protocol
 
 from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.device import Clock, Device
 
+#: No GPU draws this many times its greatest power limit over a span (an A40 drew 1.2 times a low limit).
+_INCREDIBLE = 1.5
+#: Readings at the edges of a shorter span may be this far off, in seconds' worth of energy.
+_SLACK_S = 1.0
+#: Power held for longer than this without a sample says little about what was drawn.
+_LONGEST_GAP_S = 5.0
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A GPU's energy counter at a moment.
+
+class Reading(NamedTuple):
+    """A GPU's energy at a moment.
 
     Attributes:
-        energy_j: The counter; where the reading failed, the last one that did not.
+        energy_j: The counter; where the reading failed, the last one that did not; NaN where there is none.
         good: Whether the reading is of this moment.
-        resets: How often the counter had gone backwards by then; spans across a reset cannot be told.
+        faults: How often the counter had gone backwards, or samples had been missed, by then.
     """
 
     energy_j: float
     good: bool
-    resets: int
+    faults: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A moment from which spans are measured. Marks are values: spans may nest and overlap."""
 
     time_s: float
     readings: tuple[Reading, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A measured interval.
 
     Attributes:
@@ -54,55 +62,179 @@ class Span:
         return self.energy_j / self.time_s if self.time_s > 0 else 0.0
 
 
-#: No GPU draws this many times its greatest power limit over a span (an A40 drew 1.2 times a low limit).
-_INCREDIBLE = 1.5
-#: A counter that stands still for this long is not counting.
-_STILL_S = 1.0
+class Counter(Protocol):
+    """A total of energy, counted by the GPU or by us.
+
+    Attributes:
+        faults: How often something was missed, so that no span across it is complete.
+    """
+
+    faults: int
+
+    def energy_j(self) -> float:
+        """Return the total. Only differences mean something."""
+
+
+class DeviceCounter:
+    """The GPU's own total-energy counter."""
+
+    faults = 0
+
+    def __init__(self, device: Device) -> None:
+        self.energy_j = device.energy_j
+
+
+class SampledCounter:
+    """The integral of a GPU's power readings, for GPUs without a counter.
+
+    Every sample counts, whether or not it differs from the one before; between samples the last value holds; the
+    edges of a span take a sample of their own. Thread-safe.
+    """
+
+    def __init__(self, device: Device, clock: Clock) -> None:
+        self.faults = 0
+        self._device = device
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lost: DeviceLost | None = None
+        self._total_j = 0.0
+        self._power_w: float | None = None
+        self._sampled_s = clock()
+
+    def energy_j(self) -> float:
+        """Take a sample and return the integral up to now."""
+        with self._lock:
+            self._sample()
+            return self._total_j
+
+    def sample(self) -> None:
+        """Take a sample; a failure is remembered rather than raised."""
+        with self._lock:
+            try:
+                self._sample()
+            except DeviceLost as error:
+                self._lost = error
+            except DeviceError:
+                return
+
+    def _sample(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        try:
+            power_w = self._device.power_w()
+        except DeviceError:
+            self.faults += 1
+            raise
+        now = self._clock()
+        gap_s = now - self._sampled_s
+        if self._power_w is not None:
+            self._total_j += self._power_w * gap_s
+            self.faults += gap_s > _LONGEST_GAP_S
+        if not (math.isfinite(power_w) and power_w > 0):
+            self.faults += 1  # some GPUs answer 0 W when asked too often: hold the last value
+            power_w = self._power_w or 0.0
+        self._power_w, self._sampled_s = power_w, now
+
+
+class Sampler:
+    """The thread that takes the samples.
+
+    Args:
+        counters: Whose samples to take.
+        period_s: How often.
+    """
+
+    def __init__(self, counters: Sequence[SampledCounter], period_s: float) -> None:
+        self._counters = counters
+        self._period_s = period_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zeus-flows-power-sampler", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop. Safe to call twice."""
+        self._done.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._period_s):
+            for counter in self._counters:
+                counter.sample()
 
 
 class Meter:
-    """Reads the energy counters of a job's GPUs.
+    """Measures spans on a job's GPUs. Not thread-safe.
 
-    A failed reading makes spans incomplete; a lost GPU raises `DeviceLost`. Not thread-safe.
+    A failed reading makes spans incomplete; a lost GPU raises `DeviceLost`.
+
+    Args:
+        counters: One per GPU; none where energy means nothing and only time is measured.
+        max_power_w: The greatest power limit of each GPU, by which incredible readings are told.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, devices: tuple[Device, ...], clock: Clock) -> None:
-        self._devices = devices
+    def __init__(self, counters: Sequence[Counter], max_power_w: Sequence[float], clock: Clock) -> None:
+        self._counters = tuple(counters)
+        self._max_power_w = tuple(max_power_w)
         self._clock = clock
-        self._last = [Reading(0.0, good=False, resets=0)] * len(devices)
-        self._max_power_w = [device.power_limit_range_w()[1] for device in devices]
+        self._last = [Reading(math.nan, good=False, faults=0)] * len(counters)
+        self._resets = [0] * len(counters)
 
     def mark(self) -> Mark:
         """Read the clock and the counters. Synchronise the GPUs before."""
-        return Mark(self._clock(), tuple(self._read(i) for i in range(len(self._devices))))
-
-    def since(self, start: Mark) -> Span:
-        """Return the span from a mark until now."""
-        return self.between(start, self.mark())
+        return Mark(self._clock(), tuple([self._read(i) for i in range(len(self._counters))]))
 
     def between(self, start: Mark, end: Mark) -> Span:
         """Return the span between two marks."""
         time_s = end.time_s - start.time_s
-        joules, complete = [], True
-        for i, (a, b) in enumerate(zip(start.readings, end.readings, strict=True)):
+        joules: list[float | None] = []
+        complete = True
+        for a, b, max_power_w in zip(start.readings, end.readings, self._max_power_w, strict=True):
             energy_j = b.energy_j - a.energy_j
-            known = a.resets == b.resets and energy_j >= 0
+            known = 0.0 <= energy_j <= _INCREDIBLE * max_power_w * (time_s + _SLACK_S)
             joules.append(energy_j if known else None)
-            credible = energy_j <= _INCREDIBLE * self._max_power_w[i] * max(time_s, _STILL_S)
-            counting = energy_j > 0 or time_s < _STILL_S
-            complete = complete and known and a.good and b.good and credible and counting
-        return Span(time_s, math.fsum(j for j in joules if j is not None), tuple(joules), complete)
+            counted = energy_j > 0 or time_s <= 0
+            complete = complete and known and counted and a.good and b.good and a.faults == b.faults
+        return Span(time_s, math.fsum([j for j in joules if j is not None]), tuple(joules), complete)
 
     def _read(self, i: int) -> Reading:
-        last = self._last[i]
+        counter, last = self._counters[i], self._last[i]
         try:
-            energy_j = self._devices[i].energy_j()
+            energy_j = counter.energy_j()
         except DeviceLost:
             raise
         except DeviceError:
-            return Reading(last.energy_j, good=False, resets=last.resets)
+            return last._replace(good=False)
         if not (math.isfinite(energy_j) and energy_j >= 0):
-            return Reading(last.energy_j, good=False, resets=last.resets)
-        resets = last.resets + (energy_j < last.energy_j)
-        self._last[i] = Reading(energy_j, good=True, resets=resets)
-        return self._last[i]
+            return last._replace(good=False)
+        if energy_j < last.energy_j:
+            self._resets[i] += 1
+        self._last[i] = reading = Reading(energy_j, good=True, faults=self._resets[i] + counter.faults)
+        return reading
+
+
+def update_period_s(
+    read: Callable[[], float],
+    clock: Clock,
+    sleep: Callable[[float], None],
+    *,
+    patience_s: float = 0.5,
+    updates: int = 5,
+) -> float | None:
+    """Return how often a sensor shows a new value; None where it never did within the patience.
+
+    It waits for `updates` changes after the first, and takes their median distance.
+    """
+    begin = clock()
+    last, changed_s = read(), list[float]()
+    while len(changed_s) <= updates and clock() - begin < patience_s:
+        sleep(0.001)
+        value = read()
+        if value != last:
+            last = value
+            changed_s.append(clock())
+    if not changed_s:
+        return None
+    if len(changed_s) == 1:
+        return changed_s[0] - begin
+    return median(b - a for a, b in pairwise(changed_s))

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from zeus_flows.errors import ConfigError, NoDevice
+from zeus_flows.core.records import EnergySource
+from zeus_flows.errors import ConfigError, DeviceError, NoDevice, NotSupported
+from zeus_flows.gpu.address import ZeusdAddress
+from zeus_flows.gpu.device import Clock, Device
 from zeus_flows.gpu.group import Gpus
+from zeus_flows.gpu.guard import ANOTHER_JOB, NO_PERMISSION, PowerGuard, journal_folder, restore_power
+from zeus_flows.gpu.meter import Counter, DeviceCounter, Meter, SampledCounter, Sampler, update_period_s
 from zeus_flows.gpu.simulated import CHIPS, SimulatedDevice, SimulatedWork, VirtualClock, Workload
+from zeus_flows.gpu.visible import visible_gpus
+from zeus_flows.gpu.watch import Watch
+
+if TYPE_CHECKING:
+    from zeus_flows.gpu.nvml import Nvml, NvmlDevice
+
+log = logging.getLogger(__name__)
 
 #: What a job file may say, besides `auto`, `nvml` and `zeusd`.
 SIMULATED = tuple(f"simulated-{kind}" for kind in sorted(CHIPS))
@@ -15,9 +34,10 @@ SIMULATED = tuple(f"simulated-{kind}" for kind in sorted(CHIPS))
 _SIMULATED = re.compile(r"simulated-(?P<kind>[a-z0-9]+?)(?:x(?P<count>[1-9]\d?))?")
 
 NO_GPU = (
-    "no NVIDIA GPU can be used on this machine. To run on a simulated one type `--simulate v100`, "
+    "no NVIDIA GPU can be used on this machine ({why}). To run on a simulated one type `--simulate v100`, "
     "or write `device: simulated-v100` in the job file; `zeus-flows doctor` says what was looked for."
 )
+SHARED = "the GPU is shared with others (MIG, MPS or time slicing): its power limit is theirs too"
 
 
 def open_gpus(
@@ -29,8 +49,12 @@ def open_gpus(
     state_dir: Path,
     visible: str | None,
     shared: bool = False,
+    count: int | None = None,
+    zeusd: ZeusdAddress | None = None,
 ) -> Gpus:
     """Return the GPUs of one job; use them in a `with` statement, which restores their power limits.
+
+    Power limits that a killed process left on this machine are put back first.
 
     Args:
         device: `auto`, `nvml`, `zeusd`, or a simulated one such as `simulated-v100`, `simulated-v100x4` for four.
@@ -39,20 +63,202 @@ def open_gpus(
         samples_per_epoch: Size of the training set; may be None where `Gpus.samples_per_epoch` is set later.
         state_dir: Where the journal of power limits and the locks are.
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
-        shared: The GPU is shared (MIG, MPS, time slicing): set no limits and trust no joules.
+        shared: The GPU is shared (MPS, time slicing): set no limits and trust no joules. MIG is noticed.
+        count: The job's world size. None: every GPU that `visible` names; the first one where it is not set.
+        zeusd: Where the Zeus daemon is, for `zeusd`, and for `auto` where this process may not set limits.
 
     Raises:
         NoDevice: there is no such GPU here; the text says what to type.
-        ConfigError: `device` is not one that exists.
+        ConfigError: `device` or `visible` names what does not exist.
     """
     if device in ("auto", "nvml", "zeusd"):
-        raise NoDevice(NO_GPU)
+        return _open_real(device, state_dir, visible, shared, count, zeusd or ZeusdAddress())
     match = _SIMULATED.fullmatch(device)
     if match is None or match["kind"] not in CHIPS:
         raise ConfigError(f"there is no device {device!r}; there are auto, nvml, zeusd, {', '.join(SIMULATED)}")
     clock = VirtualClock()
-    devices = tuple(SimulatedDevice(match["kind"], clock, index=i) for i in range(int(match["count"] or 1)))
+    devices = tuple(SimulatedDevice(match["kind"], clock, index=i) for i in range(int(match["count"] or count or 1)))
     work = SimulatedWork(
         devices, clock, workload or Workload(), batch_size=batch_size, samples_per_epoch=samples_per_epoch
     )
-    return Gpus(devices, clock, work=work)
+    return group_of_simulated(devices, clock, work=work, shared=shared)
+
+
+def group_of_simulated(
+    devices: Sequence[SimulatedDevice], clock: VirtualClock, *, work: SimulatedWork | None = None, shared: bool = False
+) -> Gpus:
+    """Return simulated GPUs as one group."""
+    return Gpus(
+        devices,
+        meter=Meter(
+            [] if shared else [DeviceCounter(device) for device in devices],
+            [] if shared else [device.power_limit_range_w()[1] for device in devices],
+            clock,
+        ),
+        guard=PowerGuard(devices, folder=None),
+        clock=clock,
+        energy_source=EnergySource.NONE if shared else EnergySource.SIMULATED,
+        sensor="none" if shared else "model",
+        why_not=SHARED if shared else "",
+        work=work,
+    )
+
+
+def group_of_real(
+    devices: Sequence[Device],
+    *,
+    guard: PowerGuard,
+    why_not: str,
+    shared: bool,
+    clock: Clock = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    watch_s: float | None = 2.0,
+    on_close: Sequence[Callable[[], None]] = (),
+) -> Gpus:
+    """Return real GPUs as one group, measured by their counters or, where those do not count, by sampling."""
+    counters: list[Counter] = []
+    sensor, cleanup = "none", list(on_close)
+    if not shared:
+        counters, sampler, sensor = _counters(devices, clock, sleep)
+        if sampler is not None:
+            cleanup.append(sampler.close)
+    return Gpus(
+        devices,
+        meter=Meter(counters, [device.power_limit_range_w()[1] for device in devices[: len(counters)]], clock),
+        guard=guard,
+        clock=clock,
+        energy_source=devices[0].energy_source if counters else EnergySource.NONE,
+        sensor=sensor,
+        why_not=why_not,
+        alone=not why_not.startswith(ANOTHER_JOB),
+        watch=Watch(devices, watch_s) if watch_s else None,
+        synchronize=synchronize_cuda,
+        on_close=cleanup,
+    )
+
+
+def synchronize_cuda() -> None:
+    """Wait for the work queued on CUDA devices, where this process has used any."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for i in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(i)
+
+
+def pick_gpus(nvml: Nvml, visible: str | None, count: int | None) -> tuple[tuple[NvmlDevice, ...], bool]:
+    """Return the GPUs that a job has, in CUDA's order, and whether they are slices of MIG.
+
+    Raises:
+        NoDevice: there is none.
+        ConfigError: `visible` names what does not exist, or fewer GPUs than the job needs.
+    """
+    devices = nvml.devices()
+    if not devices:
+        raise NoDevice("the driver has no GPU")
+    sliced = visible is not None and visible.startswith("MIG-")
+    if sliced and visible is not None:
+        visible = ",".join(dict.fromkeys(nvml.parent_of_slice(token.strip()) for token in visible.split(",")))
+    order = visible_gpus(visible, [device.uuid for device in devices])
+    by_number = visible is None or visible[:1].isdigit()
+    if by_number and len({device.model for device in devices}) > 1:
+        order = _cuda_order([device.uuid for device in devices]) or order
+    wanted = count or (1 if visible is None else len(order))
+    if wanted > len(order):
+        raise ConfigError(f"the job wants {wanted} GPUs and has {len(order)} (CUDA_VISIBLE_DEVICES={visible})")
+    picked = tuple(devices[i] for i in order[:wanted])
+    return picked, sliced or any(device.mig() for device in picked)
+
+
+def _open_real(
+    device: str, state_dir: Path, visible: str | None, shared: bool, count: int | None, zeusd: ZeusdAddress
+) -> Gpus:
+    from zeus_flows.gpu.nvml import Nvml
+
+    try:
+        nvml = Nvml()
+    except NoDevice as error:
+        raise NoDevice(NO_GPU.format(why=error)) from error
+    with ExitStack() as opened:
+        opened.callback(nvml.close)
+        try:
+            devices, sliced = pick_gpus(nvml, visible, count)
+        except NoDevice as error:
+            raise NoDevice(NO_GPU.format(why=error)) from error
+        shared = shared or sliced
+        if device == "zeusd":
+            devices = _through_zeusd(devices, zeusd)
+        guard = PowerGuard(devices, journal_folder(state_dir))
+        opened.callback(guard.release)
+        why_not = SHARED if shared else guard.acquire()
+        if why_not == NO_PERMISSION and device == "auto" and zeusd.likely():
+            try:
+                devices = _through_zeusd(devices, zeusd)
+                guard = PowerGuard(devices, journal_folder(state_dir))
+                opened.callback(guard.release)
+                why_not = guard.acquire()
+            except DeviceError as error:
+                why_not = f"{NO_PERMISSION} ({error})"
+        if why_not:
+            _warn_once(f"power limits stay as they are, measuring only: {why_not}")
+        _restore_others(state_dir, nvml, devices)
+        gpus = group_of_real(devices, guard=guard, why_not=why_not, shared=shared, on_close=[nvml.close])
+        opened.pop_all()
+        return gpus
+
+
+def _through_zeusd(devices: Sequence[NvmlDevice], address: ZeusdAddress) -> tuple[NvmlDevice, ...]:
+    from zeus_flows.gpu.zeusd import Zeusd, ZeusdDevice
+
+    zeusd = Zeusd(address)
+    return tuple(ZeusdDevice(device, zeusd) for device in devices)
+
+
+def _restore_others(state_dir: Path, nvml: Nvml, mine: Sequence[NvmlDevice]) -> None:
+    """Put back what killed jobs left on other GPUs of this machine."""
+    others = {device.uuid: device for device in nvml.devices()} | {device.uuid: device for device in mine}
+    for restored in restore_power(state_dir, others.get):
+        log.debug("%s: %s", restored.uuid, restored.text)
+
+
+def _counters(
+    devices: Sequence[Device], clock: Clock, sleep: Callable[[float], None]
+) -> tuple[list[Counter], Sampler | None, str]:
+    """Return a counter per GPU, the thread that feeds them where they need one, and what they are."""
+    if all(_counts(device, clock, sleep) for device in devices):
+        return [DeviceCounter(device) for device in devices], None, "counter"
+    try:
+        periods = [update_period_s(device.power_w, clock, sleep, patience_s=0.3) for device in devices]
+    except NotSupported as error:
+        _warn_once(f"energy cannot be measured, going by time alone: {error}")
+        return [], None, "none"
+    sampled = [SampledCounter(device, clock) for device in devices]
+    for counter in sampled:
+        counter.sample()
+    fastest = min((period for period in periods if period), default=0.1)
+    return list(sampled), Sampler(sampled, min(0.1, max(0.02, fastest / 2))), "sampled power"
+
+
+def _counts(device: Device, clock: Clock, sleep: Callable[[float], None]) -> bool:
+    """Return whether the energy counter exists and advances: some stand still."""
+    try:
+        return update_period_s(device.energy_j, clock, sleep, updates=0) is not None
+    except NotSupported:
+        return False
+
+
+def _cuda_order(uuids: Sequence[str]) -> tuple[int, ...] | None:
+    """Return the GPUs as CUDA numbers them (fastest first, by default), or None where CUDA cannot be asked."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        _warn_once(
+            "the GPUs of this machine differ and CUDA may number them in another order than the driver: "
+            "name them by UUID in CUDA_VISIBLE_DEVICES, or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+        return None
+    asked = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(torch.cuda.device_count())]
+    return tuple(uuids.index(uuid) for uuid in asked if uuid in uuids) or None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)

@@ -1,0 +1,22 @@
+"""Where the Zeus daemon is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ZeusdAddress:
+    """At `host:port` where that is stated, else at the socket."""
+
+    socket_path: Path = Path("/run/zeusd/zeusd.sock")
+    host_port: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.host_port or str(self.socket_path)
+
+    def likely(self) -> bool:
+        """Return whether there is reason to think that a daemon is there."""
+        return self.host_port is not None or self.socket_path.is_socket()

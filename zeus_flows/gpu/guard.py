@@ -1,0 +1,301 @@
+"""The power guard: whatever is changed on a GPU is put back.
+
+The previous power limit (not the greatest) returns when the guard is released, when the process exits or raises,
+and on SIGTERM, SIGINT and SIGHUP. After SIGKILL, the deletion of a pod or a reboot the journal remembers: the next job
+on the machine, or `zeus-flows restore-power`, puts it back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from zeus_flows.errors import ConfigError, DeviceError, DeviceLost, NotSupported, PowerPermissionError
+from zeus_flows.gpu.device import Device
+from zeus_flows.gpu.journal import Entry, GpuLock, Journal
+
+log = logging.getLogger(__name__)
+
+#: Ends a process by default, leaves time to put things back, and can be caught.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: A driver that is busy answers again soon; five seconds are promised.
+_TRIES, _BETWEEN_TRIES_S = 4, 0.25
+
+#: Answers of `PowerGuard.acquire`.
+NO_PERMISSION = (
+    "this process may not set power limits: run it as root, give its container `--cap-add=SYS_ADMIN`, "
+    "or start the Zeus daemon (zeusd) on the machine"
+)
+ANOTHER_JOB = "another job controls"
+
+
+def journal_folder(state_dir: Path) -> Path:
+    """Return where the journal and the locks are."""
+    return state_dir / "power"
+
+
+class PowerGuard:
+    """Changes power limits and clocks of a job's GPUs, and puts them back.
+
+    Several threads may use it. Signals are handled where the first change is made on the main thread; elsewhere
+    Python cannot, and SIGTERM leaves the work to the journal.
+
+    Args:
+        devices: The GPUs, all or none of which are changed.
+        folder: Where the journal is; None for devices whose limits die with the process.
+    """
+
+    def __init__(self, devices: Sequence[Device], folder: Path | None) -> None:
+        self._devices = tuple(devices)
+        self._journal = Journal(folder) if folder else None
+        self._locks: list[GpuLock] = []
+        self._previous_w: tuple[float, ...] | None = None
+        self._clocks_locked = False
+        self._owner = os.getpid()
+        self._section = threading.Lock()
+        self._main_inside = False
+        self._pending: int | None = None
+        self._dying = False
+        self._handlers: dict[int, Any] = {}
+
+    def acquire(self) -> str:
+        """Take the GPUs; return why they cannot be controlled, or nothing where they can.
+
+        What a dead process left is put back first. Permission is found out by setting the present limit
+        again: the user's id says nothing in a container.
+        """
+        if self._journal is None:
+            return ""
+        for device in self._devices:
+            lock = self._journal.lock(device.uuid)
+            try:
+                taken = lock.acquire()
+            except OSError as error:
+                self.release()
+                return (
+                    f"the journal of power limits cannot be kept in {self._journal.folder} ({error.strerror}): "
+                    "set ZEUS_FLOWS_STATE_DIR to a folder that can be written to"
+                )
+            if not taken:
+                self.release()
+                return f"{ANOTHER_JOB} {device.uuid} (process {lock.holder()})"
+            self._locks.append(lock)
+        try:
+            for device in self._devices:
+                _put_back(self._journal, device)
+                device.set_power_limit_w(device.power_limit_w())
+        except PowerPermissionError:
+            self.release()
+            return NO_PERMISSION
+        except (ConfigError, NotSupported) as error:
+            self.release()
+            return str(error)
+        except DeviceError:
+            self.release()
+            raise
+        return ""
+
+    def set_power_limit_w(self, watts: float) -> None:
+        """Set the power limit of every GPU; where one refuses, put all back and raise."""
+        with self._critical():
+            self._remember()
+            try:
+                for device in self._devices:
+                    device.set_power_limit_w(watts)
+            except DeviceError:
+                self._restore()
+                raise
+
+    def lock_clocks_mhz(self, low: int, high: int) -> None:
+        """Lock the graphics clocks of every GPU; where one refuses, put all back and raise."""
+        with self._critical():
+            self._remember(clocks=True)
+            try:
+                for device in self._devices:
+                    device.lock_clocks_mhz(low, high)
+            except DeviceError:
+                self._restore()
+                raise
+
+    def reset_clocks(self) -> None:
+        """Undo `lock_clocks_mhz`; power limits stay."""
+        with self._critical():
+            for device in self._devices:
+                device.reset_clocks()
+
+    def restore(self) -> None:
+        """Put everything back. Safe to call twice; a GPU that is lost keeps its journal entry."""
+        with self._critical():
+            self._restore()
+
+    def release(self) -> None:
+        """Put everything back and let go of the GPUs. Safe to call twice."""
+        self.restore()
+        while self._locks:
+            self._locks.pop().release()
+
+    def _remember(self, *, clocks: bool = False) -> None:
+        """Write down, once, how the GPUs are before they are changed."""
+        if self._dying:
+            raise PowerPermissionError("the process is ending; power limits were put back")
+        if self._previous_w is not None and (self._clocks_locked or not clocks):
+            return
+        previous_w = self._previous_w or tuple(device.power_limit_w() for device in self._devices)
+        if self._journal is not None:
+            for device, watts in zip(self._devices, previous_w, strict=True):
+                self._journal.write(Entry(device.uuid, watts, clocks_locked=clocks, pid=self._owner))
+        if self._previous_w is None and self._journal is not None:
+            atexit.register(self.release)
+            self._handle_signals()
+        self._previous_w, self._clocks_locked = previous_w, clocks
+
+    def _restore(self) -> None:
+        if self._previous_w is None or os.getpid() != self._owner:
+            return
+        for device, watts in zip(self._devices, self._previous_w, strict=True):
+            if _undo(device, watts, clocks=self._clocks_locked) and self._journal is not None:
+                with suppress(OSError):
+                    self._journal.remove(device.uuid)
+        self._previous_w, self._clocks_locked = None, False
+        if self._journal is not None:
+            atexit.unregister(self.release)
+            self._leave_signals()
+
+    @contextmanager
+    def _critical(self) -> Iterator[None]:
+        """Let one thread in. A signal that reaches the main thread inside waits until it is out again."""
+        main = threading.current_thread() is threading.main_thread()
+        self._main_inside = self._main_inside or main
+        try:
+            with self._section:
+                yield
+        finally:
+            if main:
+                self._main_inside = False
+                pending, self._pending = self._pending, None
+                if pending is not None:
+                    os.kill(os.getpid(), pending)
+
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            log.debug("power limits are changed off the main thread: after SIGTERM the journal puts them back")
+            return
+        for number in _SIGNALS:
+            present = signal.getsignal(number)
+            if number not in self._handlers and (present is signal.SIG_DFL or callable(present)):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def _leave_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in tuple(self._handlers):
+                if signal.getsignal(number) == self._on_signal:  # else another handler still calls ours
+                    signal.signal(number, self._handlers.pop(number))
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        handler = self._handlers.get(number, signal.SIG_DFL)
+        if os.getpid() == self._owner:
+            if self._main_inside:
+                self._pending = number
+                return
+            self._dying = not callable(handler)
+            log.info("%s: power limits are put back", signal.Signals(number).name)
+            self.restore()
+        if callable(handler):
+            handler(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What became of one journal entry.
+
+    Attributes:
+        uuid: The GPU.
+        done: Whether it is as it was before.
+        text: What happened, for people.
+    """
+
+    uuid: str
+    done: bool
+    text: str
+
+
+def restore_power(state_dir: Path, find: Callable[[str], Device | None]) -> tuple[Restored, ...]:
+    """Put back what processes left that are no more; GPUs of running jobs are left alone.
+
+    Args:
+        state_dir: Whose journal to read.
+        find: Returns the GPU of a UUID, or None where it is not on this machine.
+    """
+    journal = Journal(journal_folder(state_dir))
+    return tuple(_restore_one(journal, uuid, find) for uuid in journal.uuids())
+
+
+def _restore_one(journal: Journal, uuid: str, find: Callable[[str], Device | None]) -> Restored:
+    lock = journal.lock(uuid)
+    try:
+        if not lock.acquire():
+            return Restored(uuid, False, f"a running job (process {lock.holder()}) controls it; left alone")
+        device = find(uuid)
+        if device is None:
+            return Restored(uuid, False, "is not on this machine now; its journal is kept")
+        entry = _put_back(journal, device)
+        if entry is None:
+            return Restored(uuid, True, "was put back by another process meanwhile")
+        return Restored(uuid, True, f"the power limit is {entry.previous_w:g} W again")
+    except PowerPermissionError:
+        return Restored(uuid, False, "may not be changed by this user: type `sudo zeus-flows restore-power`")
+    except (ConfigError, DeviceError) as error:
+        return Restored(uuid, False, str(error))
+    except OSError as error:
+        return Restored(uuid, False, f"its journal cannot be used: {error}")
+    finally:
+        lock.release()
+
+
+def _put_back(journal: Journal, device: Device) -> Entry | None:
+    """Undo what a dead process left on a GPU whose lock is held; return its entry, None where there is none."""
+    entry = journal.read(device.uuid)
+    if entry is not None:
+        device.set_power_limit_w(entry.previous_w)
+        if entry.clocks_locked:
+            device.reset_clocks()
+        journal.remove(device.uuid)
+        log.warning(
+            "%s: process %s ended without putting its power limit back; it is %g W again",
+            device.uuid,
+            entry.pid,
+            entry.previous_w,
+        )
+    return entry
+
+
+def _undo(device: Device, watts: float, *, clocks: bool) -> bool:
+    """Return whether a GPU is as it was before."""
+    for attempt in range(_TRIES):
+        try:
+            device.set_power_limit_w(watts)
+            if clocks:
+                device.reset_clocks()
+            return True
+        except DeviceLost as error:
+            log.error("%s; its journal is kept", error)
+            return False
+        except DeviceError as error:
+            if attempt == _TRIES - 1:
+                log.error("%s; type `zeus-flows restore-power`", error)
+            else:
+                time.sleep(_BETWEEN_TRIES_S)
+    return False

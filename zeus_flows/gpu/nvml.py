@@ -1,0 +1,194 @@
+"""Real GPUs, through NVIDIA's management library (pynvml). Milliwatts and millijoules end here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pynvml
+
+from zeus_flows.core.records import EnergySource
+from zeus_flows.errors import (
+    ConfigError,
+    DeviceError,
+    DeviceLost,
+    LimitOutOfRange,
+    NoDevice,
+    NotSupported,
+    PowerPermissionError,
+)
+
+T = TypeVar("T")
+
+#: MAXPOWER of eq. 2 for GPUs (of laptops, mostly) that do not tell a power limit.
+NOMINAL_W = 250.0
+
+_KINDS: dict[int, type[DeviceError]] = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupported,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupported,
+    pynvml.NVML_ERROR_NO_PERMISSION: PowerPermissionError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLost,
+    pynvml.NVML_ERROR_RESET_REQUIRED: DeviceLost,
+}
+
+_REASONS = {
+    pynvml.nvmlClocksThrottleReasonGpuIdle: "idle",
+    pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting: "clocks set by an application",
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksThrottleReasonDisplayClockSetting: "display clocks",
+}
+
+
+class NvmlDevice:
+    """One NVIDIA GPU. Reads may come from several threads, as NVML allows."""
+
+    energy_source = EnergySource.MEASURED
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.index: int = self._call("name itself", pynvml.nvmlDeviceGetIndex)
+        self.uuid: str = self._call("name itself", pynvml.nvmlDeviceGetUUID)
+        self.model: str = self._call("name itself", pynvml.nvmlDeviceGetName)
+        self._instant_power: bool | None = None
+
+    def power_limit_range_w(self) -> tuple[float, float]:
+        """Return the least and the greatest power limit it accepts; one nominal limit where it cannot be limited."""
+        try:
+            low, high = self._call("tell its power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        except NotSupported:
+            return NOMINAL_W, NOMINAL_W
+        return low / 1e3, high / 1e3
+
+    def power_limit_w(self) -> float:
+        """Return the power limit that was set last."""
+        try:
+            return float(self._call("tell its power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
+        except NotSupported:
+            return NOMINAL_W
+
+    def enforced_power_limit_w(self) -> float:
+        """Return the limit in force, which thermal or board limits may keep below the one set."""
+        return float(self._call("tell its power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)) / 1e3
+
+    def set_power_limit_w(self, watts: float) -> None:
+        """Set the power limit. It outlives the process: go through the power guard."""
+        try:
+            pynvml.nvmlDeviceSetPowerManagementLimit(self.handle, round(watts * 1e3))
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                low, high = self.power_limit_range_w()
+                raise LimitOutOfRange(
+                    f"{self.model} accepts power limits from {low:g} to {high:g} W, not {watts:g} W"
+                ) from error
+            raise self._error("set a power limit", error) from error
+
+    def energy_j(self) -> float:
+        """Return the total-energy counter (Volta and later)."""
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
+        except pynvml.NVMLError as error:
+            raise self._error("read the energy counter", error) from error
+
+    def power_w(self) -> float:
+        """Return the power drawn now: instantaneous where the GPU offers it, else as its sensor averages."""
+        if self._instant_power is not False:
+            field = self._call("read power", pynvml.nvmlDeviceGetFieldValues, [pynvml.NVML_FI_DEV_POWER_INSTANT])[0]
+            self._instant_power = field.nvmlReturn == pynvml.NVML_SUCCESS
+            if self._instant_power:
+                return float(field.value.uiVal) / 1e3
+        return float(self._call("read power", pynvml.nvmlDeviceGetPowerUsage)) / 1e3
+
+    def lock_clocks_mhz(self, low: int, high: int) -> None:
+        """Lock the graphics clocks to a range. It outlives the process: go through the power guard."""
+        try:
+            pynvml.nvmlDeviceSetGpuLockedClocks(self.handle, low, high)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                raise NotSupported(f"{self.model} does not lock its clocks to {low}-{high} MHz") from error
+            raise self._error("lock its clocks", error) from error
+
+    def reset_clocks(self) -> None:
+        """Undo `lock_clocks_mhz`."""
+        self._call("reset its clocks", pynvml.nvmlDeviceResetGpuLockedClocks)
+
+    def throttle_reasons(self) -> tuple[str, ...]:
+        """Return why the clocks are below what was asked for."""
+        bits = self._call("tell throttle reasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return tuple(text for bit, text in _REASONS.items() if bits & bit)
+
+    def synchronize(self) -> None:
+        """Return at once: NVML queues nothing. `Gpus` synchronises CUDA."""
+
+    def mig(self) -> bool:
+        """Return whether the GPU is cut into MIG slices, which cannot be measured."""
+        try:
+            return bool(self._call("tell its MIG mode", pynvml.nvmlDeviceGetMigMode)[0])
+        except NotSupported:
+            return False
+
+    def process_ids(self) -> tuple[int, ...]:
+        """Return the processes that compute on it, by the host's numbers: in a container they are not ours."""
+        return tuple(p.pid for p in self._call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses))
+
+    def _call(self, what: str, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return function(self.handle, *arguments)
+        except pynvml.NVMLError as error:
+            raise self._error(what, error) from error
+
+    def _error(self, what: str, error: pynvml.NVMLError) -> DeviceError:
+        kind = _KINDS.get(error.value, DeviceError)
+        name = getattr(self, "model", "a GPU")
+        return kind(f"{name} ({getattr(self, 'uuid', 'unnamed')}) could not {what}: {error}")
+
+
+class Nvml:
+    """The library, from opening to `close`.
+
+    Raises:
+        NoDevice: there is no driver, or no GPU.
+    """
+
+    def __init__(self) -> None:
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise NoDevice(f"NVIDIA's driver does not answer: {error}") from error
+        self._open = True
+
+    def close(self) -> None:
+        """Let go of the library. Safe to call twice."""
+        if self._open:
+            self._open = False
+            pynvml.nvmlShutdown()
+
+    def driver(self) -> str:
+        """Return the driver's version."""
+        return str(pynvml.nvmlSystemGetDriverVersion())
+
+    def devices(self) -> tuple[NvmlDevice, ...]:
+        """Return the machine's GPUs in the driver's order, which is that of the PCI bus.
+
+        Raises:
+            DeviceError: one of them does not answer.
+        """
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            raise _KINDS.get(error.value, DeviceError)(f"NVIDIA's driver cannot list its GPUs: {error}") from error
+        return tuple(NvmlDevice(handle) for handle in handles)
+
+    def parent_of_slice(self, mig: str) -> str:
+        """Return the UUID of the GPU that a MIG slice (`MIG-...`, as CUDA_VISIBLE_DEVICES names it) is cut from."""
+        if mig.startswith("MIG-GPU-"):  # drivers before 470: MIG-GPU-<uuid>/<gpu instance>/<compute instance>
+            return mig.removeprefix("MIG-").split("/")[0]
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(mig)
+            return NvmlDevice(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)).uuid
+        except pynvml.NVMLError as error:
+            raise ConfigError(f"{mig} of CUDA_VISIBLE_DEVICES is not a MIG slice of this machine: {error}") from error
