@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from zeus_flows.errors import ConfigError, ZeusFlowsError
+
+if TYPE_CHECKING:
+    from zeus_flows.job import SimulatedGpu
 
 _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
 
@@ -39,7 +43,7 @@ def main() -> None:
     \b
     Exit codes: 0 done, 2 a job file or flag is wrong, 3 the target was not reached,
                 4 no GPU can be used, 5 MLflow failed, 1 anything else.
-    """
+    """  # noqa: D301
 
 
 @main.command()
@@ -47,12 +51,13 @@ def main() -> None:
 @click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
 def init(path: Path, force: bool) -> None:
     """Write a commented job file to PATH (job.yaml by default) that runs as it is."""
-    from zeus_flows.job_template import TEMPLATE
+    from importlib.resources import files
 
+    template = files("zeus_flows").joinpath("templates/job.yaml").read_text(encoding="utf-8")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; give another path, or --force to overwrite it")
     try:
-        path.write_text(TEMPLATE, encoding="utf-8")
+        path.write_text(template, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     click.echo(f"wrote {path}\nnext: zeus-flows run {path} --simulate v100")
@@ -69,7 +74,7 @@ def init(path: Path, force: bool) -> None:
 def run(
     job: Path,
     recurrences: int,
-    simulate: str | None,
+    simulate: SimulatedGpu | None,
     seed: int | None,
     tracking_uri: str | None,
     dry_run: bool,

@@ -8,17 +8,18 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import Job, Mode, Selector
 from zeus_flows.errors import ConfigError
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-SIMULATED_GPUS = ("v100", "p100", "a40", "rtx6000")
+SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
+SIMULATED_GPUS: tuple[SimulatedGpu, ...] = get_args(SimulatedGpu)
 DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GPUS))
 
 
@@ -160,13 +161,13 @@ class JobFile(_Section):
             raise ValueError("has a batch size twice")
         return sorted(value)
 
-    @model_validator(mode="after")
-    def _default_is_an_arm(self) -> JobFile:
-        if self.default_batch_size not in self.batch_sizes:
-            raise ValueError(
-                f"default_batch_size {self.default_batch_size} must be one of batch_sizes {self.batch_sizes}"
-            )
-        return self
+    @field_validator("default_batch_size")
+    @classmethod
+    def _default_is_an_arm(cls, value: int, info: ValidationInfo) -> int:
+        arms = info.data.get("batch_sizes")
+        if arms and value not in arms:
+            raise ValueError(f"must be one of batch_sizes {arms}")
+        return value
 
     @property
     def fingerprint(self) -> str:
@@ -179,7 +180,7 @@ class JobFile(_Section):
         ]
         return hashlib.sha256(json.dumps(comparable, sort_keys=True).encode()).hexdigest()[:16]
 
-    def overridden(self, *, simulate: str | None = None, seed: int | None = None) -> JobFile:
+    def overridden(self, *, simulate: SimulatedGpu | None = None, seed: int | None = None) -> JobFile:
         """Return the job with what flags or flow parameters say instead of the file."""
         changes: dict[str, object] = {}
         if simulate is not None:
@@ -240,6 +241,7 @@ def parse_job(text: str, *, source: str = "job file") -> JobFile:
         raise ConfigError(f"{source}:1: not valid YAML: {error}") from None
     if node is None or not isinstance(data, dict):
         raise ConfigError(f"{source}:1: a job file is a mapping such as `name: my-job`; `zeus-flows init` writes one")
+    _no_key_twice(node, source)
     try:
         return JobFile.model_validate(data)
     except ValidationError as error:
@@ -248,6 +250,17 @@ def parse_job(text: str, *, source: str = "job file") -> JobFile:
             for problem in error.errors(include_url=False)
         ]
         raise ConfigError("\n".join(problems)) from None
+
+
+def _no_key_twice(node: yaml.Node, source: str) -> None:
+    """Raise where a mapping has a key twice: YAML would silently take the last."""
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise ConfigError(f"{source}:{key.start_mark.line + 1}: {key.value} is there twice; keep one")
+            seen.add(key.value)
+            _no_key_twice(value, source)
 
 
 def _one_of(value: str, allowed: Sequence[str]) -> str:

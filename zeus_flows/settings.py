@@ -63,11 +63,16 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def quiet_libraries() -> None:
     """Set defaults for Prefect and MLflow in this process, before they are imported; what the user set stays.
 
-    Their start-up chatter would drown the rows people came for, and a loaded machine starts Prefect's ephemeral
-    server in more than its default 20 s.
+    Their start-up chatter would drown the rows people came for, neither calls home from an embedded run, and a
+    loaded machine starts Prefect's ephemeral server in more than its default 20 s.
     """
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, value in (
+        ("PREFECT_LOGGING_LEVEL", "WARNING"),
+        ("PREFECT_SERVER_LOGGING_LEVEL", "WARNING"),
+        ("PREFECT_SERVER_ANALYTICS_ENABLED", "false"),
+        ("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120"),
+        ("MLFLOW_LOGGING_LEVEL", "WARNING"),
+        ("MLFLOW_DISABLE_TELEMETRY", "true"),
+    ):
+        os.environ.setdefault(name, value)
+    logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from prefect import flow, get_run_logger, runtime
 
 from zeus_flows.errors import TargetNeverReached
-from zeus_flows.job import JobFile, load_job
+from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.mlflow import MlflowLedger
 from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
 from zeus_flows.reporting.links import run_url
 from zeus_flows.settings import read_settings
 from zeus_flows.training.trainer import LocalTrainer
-
-SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
 
 
 @flow(name="recurrence", validate_parameters=True)

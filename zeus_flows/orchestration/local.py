@@ -14,7 +14,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.records import Ask, EnergySource, Job, Observation, decision_seed, jsonable
 from zeus_flows.core.savings import savings
 from zeus_flows.errors import ConfigError, TargetNeverReached
-from zeus_flows.job import JobFile, load_job
+from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import experiment_url, ui_command, without_secrets
@@ -31,7 +31,7 @@ class Request:
 
     path: Path
     recurrences: int = 1
-    simulate: str | None = None
+    simulate: SimulatedGpu | None = None
     seed: int | None = None
     tracking_uri: str | None = None
     as_json: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,8 @@ from zeus_flows.core.savings import Savings
 from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.text import describe_arm, joules, seconds
 
-_COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 8))
+_COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 7))
+_WIDE = 120
 
 
 class RunView:
@@ -44,36 +46,44 @@ class RunView:
     @contextmanager
     def live(self) -> Iterator[None]:
         """Show the progress bar until the block ends."""
-        header = self._row()
-        header.add_row(*(Text(name, style="bold") for name, _ in _COLUMNS), Text("why this batch size", style="bold"))
-        self._console.print(header)
+        self._show(*(Text(name, style="bold") for name, _ in _COLUMNS), why="why this batch size", style="bold")
         with self._progress:
             yield
 
     def recurrence(self, done: Recurrence) -> None:
-        """Show a recurrence that has ended."""
-        last_attempt, last = done.attempts[-1]
-        tried = " → ".join(str(observation.batch_size) for _, observation in done.attempts)
-        row = self._row()
-        row.add_row(
+        """Show a recurrence that has ended: the sums over its attempts, and why the last one was chosen."""
+        attempt, last = done.attempts[-1]
+        self._show(
             str(done.number),
-            tried,
+            "→".join(str(observation.batch_size) for _, observation in done.attempts),
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
             joules(done.energy_j),
             seconds(done.time_s),
             joules(done.cost_j(self._job)),
             Text("reached", style="green") if done.converged else Text("missed", style="red"),
-            last_attempt.decision.reason.text,
+            why=attempt.decision.reason.text,
         )
+        self._progress.update(self._task, advance=1, description="recurrences")
+
+    def _show(self, *cells: str | Text, why: str, style: str = "dim") -> None:
+        """Print a row; the reason has a column of its own where the terminal is wide, else the line below."""
+        wide = self._console.width >= _WIDE
+        row = Table.grid(padding=(0, 1))
+        for _, width in _COLUMNS:
+            row.add_column(width=width)
+        row.add_column(ratio=1)
+        row.add_row(*cells, Text(why, style=style) if wide else "")
         self._console.print(row)
-        self._progress.update(self._task, advance=1, description=f"recurrence {done.number}")
+        if not wide:
+            self._console.print(Padding(Text(why, style=style), (0, 0, 0, _COLUMNS[0][1] + 1)))
 
     def summary(self, saved: Savings | None) -> None:
         """Show what was saved against the default: so far, and per recurrence from now on."""
         self._console.print()
         if saved is None:
             self._console.print(
-                "What was saved is not known yet: the default batch size needs a converged run and a full power profile."
+                "What was saved is not known yet: "
+                "the default batch size needs a converged run and a full power profile."
             )
             return
         self._console.print(_savings_table(self._job, saved))
@@ -89,13 +99,6 @@ class RunView:
         else:
             self._console.print(f"\nThe runs are at {url}", soft_wrap=True)
 
-    def _row(self) -> Table:
-        table = Table.grid(padding=(0, 1), expand=False)
-        for _, width in _COLUMNS:
-            table.add_column(width=width, no_wrap=False)
-        table.add_column(ratio=1)
-        return table
-
 
 def _savings_table(job: Job, saved: Savings) -> Table:
     default = f"batch size {job.default_batch_size} at maximum power"
@@ -104,8 +107,8 @@ def _savings_table(job: Job, saved: Savings) -> Table:
     for name in ("", "energy", "time", "cost"):
         table.add_column(name, justify="left" if not name else "right")
     parts = (
-        (f"so far, {saved.recurrences} recurrences, exploration included", saved.so_far),
-        (f"each from now on, at batch size {saved.best_batch_size}", saved.from_now_on),
+        (f"{saved.recurrences} recurrences so far", saved.so_far),
+        (f"each from now on, at {saved.best_batch_size}", saved.from_now_on),
     )
     for name, saving in parts:
         table.add_section()
@@ -129,7 +132,8 @@ def show_decision(console: Console, job: Job, decision: Decision, *, gpu: Gpu, o
     """Show a decision and the beliefs behind it."""
     console.print(
         f"{job.name} on {gpu.key}: recurrence {decision.recurrence} would train at batch size "
-        f"[bold]{decision.batch_size}[/], by {decision.policy} on {observations} observations:\n  {decision.reason.text}"
+        f"[bold]{decision.batch_size}[/], by {decision.policy} on {observations} observations:\n"
+        f"  {decision.reason.text}"
     )
     table = Table("batch size", "what is known", "expected cost", "drawn")
     for arm in decision.reason.arms:

@@ -1,0 +1,135 @@
+"""One suite for every ledger: whatever the store, the same promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import JOB, decision, observation
+from zeus_flows.core import policy
+from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
+from zeus_flows.ledger.memory import MemoryLedger, MemoryStore
+from zeus_flows.ledger.protocol import EpochReport, Ledger
+
+Open = Callable[..., Ledger]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_ledger(request: pytest.FixtureRequest) -> Open:
+    """Return a function that opens a ledger on one store; each call is another process's view of it."""
+    if request.param == "memory":
+        store = MemoryStore()
+
+        def memory(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
+            return MemoryLedger(job, energy_source, store)
+
+        return memory
+
+    from zeus_flows.ledger.mlflow import MlflowLedger
+
+    uri = request.getfixturevalue("sqlite_uri")
+
+    def sqlite(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
+        return MlflowLedger(job, tracking_uri=uri, energy_source=energy_source)
+
+    return sqlite
+
+
+def test_recurrence_numbers_are_given_out_once(open_ledger: Open) -> None:
+    first, second = open_ledger(), open_ledger()
+    assert [first.begin(), second.begin(), first.begin()] == [1, 2, 3]
+
+
+def test_the_history_is_the_fold_of_what_was_observed(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    observations = []
+    for batch_size in (64, 32):
+        number = ledger.begin()
+        attempt = ledger.decided(decision(number, batch_size=batch_size), {})
+        observations.append(observation(number, batch_size=batch_size))
+        ledger.observed(attempt, observations[-1])
+    again = open_ledger()
+    assert again.observations() == tuple(observations)
+    assert again.history().state == policy.fold(JOB, observations)
+    assert again.history().in_flight == ()
+
+
+def test_an_attempt_without_an_observation_is_in_flight(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    ledger.decided(decision(ledger.begin(), batch_size=128, explores=True), {})
+    (flying,) = open_ledger().history().in_flight
+    assert (flying.recurrence, flying.attempt, flying.batch_size, flying.explores) == (1, 1, 128, True)
+
+
+def test_an_attempt_has_one_decision(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    number = ledger.begin()
+    ledger.decided(decision(number, batch_size=64), {})
+    with pytest.raises(StoreError, match="has a decision already"):
+        open_ledger().decided(decision(number, batch_size=32), {})
+    assert [f.batch_size for f in open_ledger().history().in_flight] == [64]
+
+
+def test_an_attempt_has_one_observation_and_the_first_one_stands(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    number = ledger.begin()
+    attempt = ledger.decided(decision(number), {})
+    ledger.observed(attempt, observation(number, energy_j=1000.0))
+    with pytest.raises(AlreadyObserved):
+        open_ledger().observed(attempt, observation(number, energy_j=2000.0))
+    assert [o.energy_j for o in open_ledger().observations()] == [1000.0]
+
+
+def test_delivering_the_same_observation_twice_changes_nothing(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    number = ledger.begin()
+    attempt = ledger.decided(decision(number), {})
+    ledger.observed(attempt, observation(number))
+    ledger.observed(attempt, observation(number))
+    assert len(open_ledger().observations()) == 1
+
+
+def test_an_observation_without_a_decision_is_refused(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    ledger.begin()
+    with pytest.raises(UnknownAttempt):
+        ledger.observed("0" * 32, observation(1))
+
+
+def test_the_fold_has_one_order_whatever_order_reports_arrive_in(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    numbers = [ledger.begin(), ledger.begin(), ledger.begin()]
+    attempts = [ledger.decided(decision(n), {}) for n in numbers]
+    for i in (2, 0, 1):
+        ledger.observed(attempts[i], observation(numbers[i], energy_j=1000.0 * (i + 1)))
+    expected = [observation(n, energy_j=1000.0 * (i + 1)) for i, n in enumerate(numbers)]
+    assert ledger.history().state == policy.fold(JOB, expected)
+    assert open_ledger().history().state == policy.fold(JOB, expected)
+
+
+def test_measured_and_simulated_runs_are_never_mixed(open_ledger: Open) -> None:
+    simulated = open_ledger()
+    attempt = simulated.decided(decision(simulated.begin()), {})
+    simulated.observed(attempt, observation(1))
+    measured = open_ledger(energy_source=EnergySource.MEASURED)
+    assert measured.observations() == ()
+    assert measured.begin() == 2
+
+
+def test_a_new_fingerprint_starts_from_nothing(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    ledger.observed(ledger.decided(decision(ledger.begin()), {}), observation(1))
+    assert open_ledger(replace(JOB, fingerprint="another")).observations() == ()
+    assert len(open_ledger().observations()) == 1
+
+
+def test_epochs_and_ends_can_be_reported(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    attempt = ledger.decided(decision(ledger.begin()), {"zf.note": "x" * 9000})
+    ledger.epoch(attempt, EpochReport(1, energy_j=10.0, time_s=1.0, power_limit_w=150.0, metric=0.5))
+    ledger.observed(attempt, observation(1))
+    ledger.ended([observation(1)])
+    assert ledger.observations() == (observation(1),)
