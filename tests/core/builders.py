@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from zeus_flows.core import policy
-from zeus_flows.core.power import best_limit
+from zeus_flows.core.power import best_limit, epoch_cost
 from zeus_flows.core.records import (
     Ask,
     Decision,
@@ -96,16 +97,14 @@ def decide(a_job: Job, observations: Iterable[Observation], an_ask: Ask | None =
 
 def cost_of_epoch(a_job: Job, batch_size: int, gpu: Gpu = V100) -> float:
     """EpochCost by the profile above, in joules."""
-    from zeus_flows.core.power import epoch_cost
-
     return epoch_cost(a_job, profile(batch_size, gpu), samples_per_epoch=SAMPLES)
 
 
 GPUS = st.sampled_from([V100, P100, Gpu("A40", 4, 1200.0)])
 OUTCOMES = st.sampled_from(list(Outcome))
-READINGS = st.one_of(
-    st.floats(min_value=0, max_value=1e7),
-    st.sampled_from([0.0, 1e-300, 1e300, math.nan, math.inf, -1.0, -math.inf]),
+READINGS = (
+    *(1.0, 0.5, 20.0, 150.0, 250.0, 3_600.0, 1e5, 1e7, 1e12, 1e16, 1e100, 1e300, sys.float_info.max),
+    *(0.0, -0.0, 1e-9, 1e-16, 1e-300, 5e-324, math.nan, math.inf, -math.inf, -1.0, -1e-300, -1e300),
 )
 
 

@@ -28,7 +28,8 @@ def test_a_round_never_loops(good: set[int], start: int, round_number: int) -> N
 
 
 def test_a_round_goes_down_until_a_failure_then_up() -> None:
-    good, tried = {64, 32, 128}, []
+    good = {64, 32, 128}
+    tried: list[int] = []
     while True:
         arm = next_in_round(ARMS, start=64, round_number=1, runs=tried.count, converged=lambda b: b in good)
         if arm is None:
@@ -44,7 +45,8 @@ def test_arms_below_a_default_that_failed_are_tried_all_the_same() -> None:
 
 def published(outcomes: dict[int, list[tuple[float, bool]]], start: int) -> tuple[list[int], tuple[int, ...]]:
     """The order and the survivors of the published package's generator, written as its authors wrote it."""
-    left, order, counts = list(ARMS), [], dict.fromkeys(ARMS, 0)
+    left, counts = list(ARMS), dict.fromkeys(ARMS, 0)
+    order: list[int] = []
     for _ in range(2):
         if start not in left:
             return order, ()
