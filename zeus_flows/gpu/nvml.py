@@ -96,12 +96,14 @@ class NvmlDevice:
 
     def power_w(self) -> float:
         """Return the power drawn now: instantaneous where the GPU offers it, else as its sensor averages."""
-        if self._instant_power is not False:
-            field = self._call("read power", pynvml.nvmlDeviceGetFieldValues, [pynvml.NVML_FI_DEV_POWER_INSTANT])[0]
-            self._instant_power = field.nvmlReturn == pynvml.NVML_SUCCESS
-            if self._instant_power:
-                return float(field.value.uiVal) / 1e3
-        return float(self._call("read power", pynvml.nvmlDeviceGetPowerUsage)) / 1e3
+        if self._instant_power is None:
+            self._instant_power = self._has_instant_power()
+        if not self._instant_power:
+            return float(self._call("read power", pynvml.nvmlDeviceGetPowerUsage)) / 1e3
+        field = self._call("read power", pynvml.nvmlDeviceGetFieldValues, [pynvml.NVML_FI_DEV_POWER_INSTANT])[0]
+        if field.nvmlReturn != pynvml.NVML_SUCCESS:
+            raise self._error("read power", pynvml.NVMLError(field.nvmlReturn))
+        return float(field.value.uiVal) / 1e3
 
     def lock_clocks_mhz(self, low: int, high: int) -> None:
         """Lock the graphics clocks to a range. It outlives the process: go through the power guard."""
@@ -134,6 +136,13 @@ class NvmlDevice:
     def process_ids(self) -> tuple[int, ...]:
         """Return the processes that compute on it, by the host's numbers: in a container they are not ours."""
         return tuple(p.pid for p in self._call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses))
+
+    def _has_instant_power(self) -> bool:
+        try:
+            field = self._call("read power", pynvml.nvmlDeviceGetFieldValues, [pynvml.NVML_FI_DEV_POWER_INSTANT])[0]
+        except NotSupported:
+            return False
+        return bool(field.nvmlReturn == pynvml.NVML_SUCCESS)
 
     def _call(self, what: str, function: Callable[..., T], *arguments: Any) -> T:
         try:
