@@ -1,0 +1,277 @@
+"""Traces of a recurring job: how many epochs each batch size takes, and what an epoch costs at each power limit.
+
+They are read from, and written to, the format the Zeus project published: `summary_train.csv` (one row per
+training run and target) and `summary_power_<gpu>.csv` (one row per batch size and power limit).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zeus_flows.core.power import epoch_cost
+from zeus_flows.core.records import Gpu, Job, LimitMeasurement, Observation, Outcome, PowerProfile
+from zeus_flows.errors import ConfigError
+
+TRAIN_COLUMNS = (
+    *("dataset", "network", "batch_size", "optimizer", "learning_rate"),
+    *("run", "target_metric", "target_epoch"),
+)
+POWER_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "power_limit", "time_per_epoch", "average_power")
+SAMPLES_PER_EPOCH = 10_000  # traces are per epoch; any number serves to make per-sample profiles of them
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """What a trace's rows are picked by, and how the job is run (Table 1 of the paper)."""
+
+    dataset: str
+    network: str
+    optimizer: str
+    target: float
+    max_epochs: int
+    default_batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A job on one GPU, ready to be replayed.
+
+    Attributes:
+        workload: Its name.
+        gpu: What it runs on; its maximum power is the greatest limit of the whole power trace.
+        epochs: For each batch size, the epochs each repetition took to the target; None: never.
+        profiles: For each batch size, power and throughput at every limit.
+        default_batch_size: b0, or the greatest batch size below it that was traced.
+        max_epochs: An attempt never trains longer.
+    """
+
+    workload: str
+    gpu: Gpu
+    epochs: Mapping[int, tuple[int | None, ...]]
+    profiles: Mapping[int, PowerProfile]
+    default_batch_size: int
+    max_epochs: int
+    samples_per_epoch: int = SAMPLES_PER_EPOCH
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The arms, ascending."""
+        return tuple(sorted(self.epochs))
+
+    @property
+    def power_limits_w(self) -> tuple[float, ...]:
+        """The limits of the trace, ascending."""
+        return tuple(sorted({m.power_limit_w for p in self.profiles.values() for m in p.measurements}))
+
+    def mean_epochs(self, batch_size: int) -> float:
+        """Return the expected epochs to the target; infinite where some repetition never got there in time."""
+        runs = self.epochs[batch_size]
+        if any(e is None or e > self.max_epochs for e in runs):
+            return math.inf
+        return math.fsum(e for e in runs if e is not None) / len(runs)
+
+    def expected_costs(self, job: Job) -> dict[int, float]:
+        """Return every arm's expected cost at its best power limit, in joules."""
+        return {
+            b: self.mean_epochs(b) * epoch_cost(job, self.profiles[b], samples_per_epoch=self.samples_per_epoch)
+            for b in self.batch_sizes
+        }
+
+    def best_cost_j(self, job: Job) -> float:
+        """Return the least expected cost: what regret is measured from (eq. 9).
+
+        Raises:
+            ConfigError: no batch size always reaches the target.
+        """
+        best = min(self.expected_costs(job).values())
+        if not math.isfinite(best):
+            raise ConfigError(f"no batch size of {self.workload} always reaches the target within {self.max_epochs}")
+        return best
+
+
+def read_trace(
+    folder: Path,
+    workload: str,
+    gpu: str,
+    spec: TraceJob,
+    *,
+    target: float | None = None,
+    default_batch_size: int | None = None,
+) -> Trace:
+    """Read one job on one GPU from published traces.
+
+    Args:
+        folder: Holds `summary_train.csv` and `summary_power_<gpu>.csv`.
+        workload: Name of the result.
+        gpu: Such as `v100`.
+        spec: Which rows.
+        target: Another target metric than the paper's.
+        default_batch_size: Another b0 than the paper's.
+
+    Raises:
+        ConfigError: a file is missing or broken (its name and line are given), or has no such rows.
+    """
+    target = spec.target if target is None else target
+    epochs: dict[int, list[int | None]] = {}
+    for where, row in _rows(folder / "summary_train.csv", TRAIN_COLUMNS):
+        if _matches(row, spec) and abs(_number(where, row, "target_metric") - target) < 1e-9:
+            reached = None if row["target_epoch"] in ("", "nan") else _number(where, row, "target_epoch")
+            epochs.setdefault(_integer(where, row, "batch_size"), []).append(None if reached is None else int(reached))
+    power_file = folder / f"summary_power_{gpu}.csv"
+    limits: dict[int, list[LimitMeasurement]] = {}
+    max_power_w = 0.0
+    for where, row in _rows(power_file, POWER_COLUMNS):
+        limit = _number(where, row, "power_limit")
+        max_power_w = max(max_power_w, limit)
+        if _matches(row, spec):
+            seconds, watts = _number(where, row, "time_per_epoch"), _number(where, row, "average_power")
+            if min(limit, seconds, watts) <= 0:
+                raise ConfigError(f"{where}: power limit, time and power must be positive")
+            measured = LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds)
+            limits.setdefault(_integer(where, row, "batch_size"), []).append(measured)
+    arms = sorted(b for b in epochs if b in limits)
+    if not arms:
+        raise ConfigError(
+            f"{folder} has no runs of {spec.dataset}, {spec.network}, {spec.optimizer} with target {target:g} "
+            f"whose power was traced in {power_file.name}"
+        )
+    default = spec.default_batch_size if default_batch_size is None else default_batch_size
+    device = Gpu(gpu, 1, max_power_w)
+    return Trace(
+        workload=workload,
+        gpu=device,
+        epochs={b: tuple(epochs[b]) for b in arms},
+        profiles={b: PowerProfile(b, device, tuple(sorted(limits[b], key=lambda m: -m.power_limit_w))) for b in arms},
+        default_batch_size=max((b for b in arms if b <= default), default=arms[0]),
+        max_epochs=spec.max_epochs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLabels:
+    """What the published columns say about a job of one's own."""
+
+    dataset: str
+    network: str
+    optimizer: str
+    target: float
+    learning_rates: Mapping[int, float] = field(default_factory=dict)
+
+
+def write_traces(observations: Iterable[Observation], folder: Path, labels: TraceLabels) -> list[Path]:
+    """Write observations in the published format, so that a job of one's own can be replayed.
+
+    A run that reached the target, or trained to the end without, is a repetition. A stopped one is not: nobody
+    knows how long it would have taken. Power comes from complete profiles, the newest of each batch size.
+
+    Args:
+        observations: A job's history.
+        folder: Where the files go; it is made, and files of the same name are replaced.
+        labels: What the columns say.
+
+    Returns:
+        The files: `summary_train.csv`, and one `summary_power_<gpu>.csv` for each GPU with a profile.
+
+    Raises:
+        ConfigError: there is nothing to write.
+    """
+    history = sorted(observations, key=lambda o: o.order)
+    ends = (Outcome.CONVERGED, Outcome.EXHAUSTED, Outcome.DIVERGED)
+    runs = [o for o in history if o.outcome in ends]
+    profiles = {
+        (o.gpu, o.batch_size): (o.profile, o.samples_per_epoch)
+        for o in history
+        if o.profile is not None and o.profile.complete
+    }
+    if not runs or not profiles:
+        raise ConfigError("there is no run that ended by itself, or no complete power profile, to write a trace of")
+    folder.mkdir(parents=True, exist_ok=True)
+    repetition: dict[int, int] = {}
+    rows = []
+    for o in runs:
+        repetition[o.batch_size] = repetition.get(o.batch_size, 0) + 1
+        rate = labels.learning_rates.get(o.batch_size)
+        epoch = o.epochs if o.converged else ""
+        rows.append(
+            (
+                *(labels.dataset, labels.network, o.batch_size, labels.optimizer, "" if rate is None else rate),
+                *(repetition[o.batch_size], labels.target, epoch),
+            )
+        )
+    files = [_write(folder / "summary_train.csv", TRAIN_COLUMNS, rows)]
+    for gpu in sorted({gpu for gpu, _ in profiles}, key=lambda g: g.key):
+        power = [
+            (
+                *(labels.dataset, labels.network, b, labels.optimizer),
+                *(f"{m.power_limit_w:g}", samples / m.samples_per_s, m.average_power_w),
+            )
+            for (on, b), (profile, samples) in sorted(profiles.items(), key=lambda item: item[0][1])
+            for m in profile.measurements
+            if on == gpu
+        ]
+        files.append(_write(folder / f"summary_power_{file_name(gpu)}.csv", POWER_COLUMNS, power))
+    return files
+
+
+def file_name(gpu: Gpu) -> str:
+    """Return a GPU's name as part of a file name.
+
+    >>> file_name(Gpu("Tesla V100-SXM2", 2, 600.0))
+    'tesla-v100-sxm2-x2'
+    """
+    plain = "".join(c if c.isalnum() else "-" for c in gpu.model.lower()).strip("-")
+    return plain if gpu.count == 1 else f"{plain}-x{gpu.count}"
+
+
+def _matches(row: Mapping[str, str], spec: TraceJob) -> bool:
+    return (row["dataset"], row["network"], row["optimizer"]) == (spec.dataset, spec.network, spec.optimizer)
+
+
+def _rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield `file:line` and each row as a mapping."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: there is no such file; --traces names the folder that holds the traces") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    reader = csv.reader(text.splitlines())
+    header = next(reader, [])
+    missing = [c for c in columns if c not in header]
+    if missing:
+        raise ConfigError(f"{file}:1: the columns {', '.join(missing)} are missing")
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise ConfigError(f"{file}:{reader.line_num}: {len(cells)} cells where the header has {len(header)}")
+        yield f"{file}:{reader.line_num}", dict(zip(header, cells, strict=True))
+
+
+def _number(where: str, row: Mapping[str, str], column: str) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        raise ConfigError(f"{where}: {column} must be a number, not {row[column]!r}") from None
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: {column} must be finite, not {row[column]!r}")
+    return value
+
+
+def _integer(where: str, row: Mapping[str, str], column: str) -> int:
+    value = _number(where, row, column)
+    if value != int(value) or value < 1:
+        raise ConfigError(f"{where}: {column} must be a positive whole number, not {row[column]!r}")
+    return int(value)
+
+
+def _write(file: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return file
