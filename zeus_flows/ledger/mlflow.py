@@ -113,7 +113,7 @@ class MlflowLedger:
         values = {"energy_j": report.energy_j, "time_s": report.time_s, "power_limit_w": report.power_limit_w}
         values["metric"] = report.metric
         self._client.log_batch(
-            attempt_id, metrics=_metrics({f"zf.epoch.{k}": v for k, v in values.items()}, step=report.epoch)
+            attempt_id, metrics=_metrics({f"zf.epoch/{k}": v for k, v in values.items()}, step=report.epoch)
         )
 
     def observed(self, attempt_id: str, observation: Observation) -> None:

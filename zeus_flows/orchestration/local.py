@@ -17,7 +17,7 @@ from zeus_flows.errors import ConfigError, TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
-from zeus_flows.reporting.links import experiment_url, ui_command, without_secrets
+from zeus_flows.reporting.links import series_url, ui_command, without_secrets
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
 from zeus_flows.training.trainer import LocalTrainer
 
@@ -71,7 +71,7 @@ def run(request: Request) -> int:
         click.echo(json.dumps(document, indent=2))
     else:
         view.summary(saved)
-        view.where_to_look(experiment_url(uri, ledger.experiment_id), ui_command(uri))
+        view.where_to_look(series_url(uri, ledger.experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
 

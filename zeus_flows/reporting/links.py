@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 #: Where `mlflow ui` listens unless told otherwise.
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -21,6 +21,12 @@ def experiment_url(tracking_uri: str, experiment_id: str) -> str:
     """Return the address of an experiment's page."""
     base = without_secrets(tracking_uri).rstrip("/") if _is_server(tracking_uri) else LOCAL_UI
     return f"{base}/#/experiments/{experiment_id}"
+
+
+def series_url(tracking_uri: str, experiment_id: str) -> str:
+    """Return the address of the charts over recurrences: the drift windows' runs, drawn as lines."""
+    only_windows = quote("tags.`zf.kind` = 'drift-window'")
+    return f"{experiment_url(tracking_uri, experiment_id)}/runs?searchFilter={only_windows}&compareRunsMode=CHART"
 
 
 def ui_command(tracking_uri: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -103,11 +104,10 @@ def load_function(spec: str, *, beside: Path | None = None) -> TrainFunction:
         ) from None
     function = getattr(module, function_name, None)
     if not callable(function):
-        names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise ConfigError(
-            f"train.function: {module_name} has no function {function_name!r}"
-            + (f"; it has {', '.join(sorted(names))}" if names else "")
-        )
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        close = difflib.get_close_matches(function_name, functions, n=1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise ConfigError(f"train.function: {module_name} has no function {function_name!r}{hint}")
     loaded: TrainFunction = function
     return loaded
 

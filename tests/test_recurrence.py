@@ -1,0 +1,110 @@
+"""The loop of one recurrence, with a trainer that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import GPU, JOB, observation
+from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile, Selector
+from zeus_flows.ledger.memory import MemoryLedger
+from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
+from zeus_flows.training.trainer import AttemptFailed
+
+
+class ScriptedTrainer:
+    """Ends attempts as scripted, one outcome after the other; then converges for ever."""
+
+    gpu: Gpu = GPU
+    power_limits_w: tuple[float, ...] = (250.0, 150.0)
+
+    def __init__(self, *outcomes: Outcome, energy_source: EnergySource = EnergySource.SIMULATED) -> None:
+        self.energy_source = energy_source
+        self.outcomes = list(outcomes)
+        self.seen: list[tuple[Job, Decision, PowerProfile | None]] = []
+
+    def train(
+        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+    ) -> Observation:
+        self.seen.append((job, decision, profile))
+        outcome = self.outcomes.pop(0) if self.outcomes else Outcome.CONVERGED
+        observed = observation(
+            decision.recurrence,
+            decision.attempt,
+            decision.batch_size,
+            outcome=outcome,
+            energy_source=self.energy_source,
+            explores=decision.explores,
+        )
+        if outcome is Outcome.FAILED:
+            raise AttemptFailed(observed) from RuntimeError("the user's bug")
+        return observed
+
+
+def run(trainer: ScriptedTrainer, job: Job = JOB, ledger: MemoryLedger | None = None) -> Recurrence:
+    steps = LocalSteps(job, ledger or MemoryLedger(job, trainer.energy_source), trainer)
+    return run_recurrence(steps.job, steps)
+
+
+def test_the_first_recurrence_runs_the_default_batch_size() -> None:
+    done = run(ScriptedTrainer())
+    assert done.converged
+    assert [attempt.decision.batch_size for attempt, _ in done.attempts] == [64]
+
+
+def test_an_attempt_that_did_not_converge_is_followed_by_another() -> None:
+    done = run(ScriptedTrainer(Outcome.EXHAUSTED, Outcome.STOPPED))
+    assert [observed.outcome for _, observed in done.attempts] == ["exhausted", "stopped", "converged"]
+    assert [attempt.decision.attempt for attempt, _ in done.attempts] == [1, 2, 3]
+    assert done.energy_j == pytest.approx(3 * 5000.0)
+
+
+def test_a_recurrence_gives_up_after_max_attempts_and_says_so() -> None:
+    done = run(ScriptedTrainer(*[Outcome.EXHAUSTED] * 10), replace(JOB, max_attempts=3))
+    assert not done.converged
+    assert len(done.attempts) == 3
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBSERVE, Mode.POWER])
+def test_where_the_batch_size_may_not_change_there_is_one_attempt_at_the_default(mode: Mode) -> None:
+    done = run(ScriptedTrainer(Outcome.EXHAUSTED), replace(JOB, mode=mode))
+    assert [attempt.decision.batch_size for attempt, _ in done.attempts] == [64]
+
+
+def test_a_crash_is_observed_as_failed_and_then_raised() -> None:
+    ledger = MemoryLedger(JOB, EnergySource.SIMULATED)
+    with pytest.raises(RuntimeError, match="the user's bug"):
+        run(ScriptedTrainer(Outcome.FAILED), ledger=ledger)
+    assert [o.outcome for o in ledger.observations()] == [Outcome.FAILED]
+    assert ledger.history().in_flight == ()
+
+
+def test_after_a_crash_the_next_recurrence_explores_on() -> None:
+    ledger = MemoryLedger(JOB, EnergySource.SIMULATED)
+    trainer = ScriptedTrainer(Outcome.CONVERGED, Outcome.FAILED)
+    run(trainer, ledger=ledger)
+    with pytest.raises(RuntimeError):
+        run(trainer, ledger=ledger)
+    for _ in range(8):
+        run(trainer, ledger=ledger)
+    assert {decision.batch_size for _, decision, _ in trainer.seen} != {64}
+
+
+def test_a_known_profile_reaches_the_trainer() -> None:
+    ledger = MemoryLedger(JOB, EnergySource.SIMULATED)
+    trainer = ScriptedTrainer()
+    job = replace(JOB, policy="power")
+    run(trainer, job, ledger)
+    run(trainer, job, ledger)
+    assert [profile is not None for _, _, profile in trainer.seen] == [False, True]
+
+
+def test_where_energy_means_nothing_the_objective_is_time() -> None:
+    trainer = ScriptedTrainer(energy_source=EnergySource.NONE)
+    run(trainer)
+    (job, _, _) = trainer.seen[0]
+    assert job.selector is Selector.TIME
+    assert job.objective_eta == 0.0

@@ -1,0 +1,217 @@
+"""The session on a simulated V100: what it profiles, when it stops, what it books."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import decision
+from zeus_flows.core.early_stop import CostCut
+from zeus_flows.core.power import best_limit, epoch_cost
+from zeus_flows.core.records import Decision, Mode, Observation, Outcome, PowerProfile
+from zeus_flows.errors import TrainingError
+from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.simulated import Workload
+from zeus_flows.job import JobFile
+from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.training.session import Session
+
+SAMPLES = 6400
+LIMITS = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
+
+
+def job_file(**changes: Any) -> JobFile:
+    fields: dict[str, Any] = {
+        "name": "nightly",
+        "train": {"function": "my.module:train"},
+        "target": {"metric": "accuracy", "value": 0.9, "better": "higher"},
+        "batch_sizes": [32, 64, 128],
+        "default_batch_size": 64,
+        "max_epochs": 10,
+    }
+    return JobFile.model_validate(fields | changes)
+
+
+class Loader:
+    """As many batches as a data set of `samples` has; the batches are of no interest."""
+
+    def __init__(self, samples: int, batch_size: int) -> None:
+        self.dataset = range(samples)
+        self._batches = math.ceil(samples / batch_size)
+
+    def __iter__(self) -> Any:
+        return iter(range(self._batches))
+
+
+Outcome_ = tuple[Observation, list[EpochReport]]
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Callable[..., Outcome_]:
+    """Return a function that trains with given metrics, one per epoch, and returns observation and epochs."""
+
+    def run(
+        *metrics: float,
+        file: JobFile | None = None,
+        decided: Decision | None = None,
+        known: PowerProfile | None = None,
+        samples: int = SAMPLES,
+        seconds_per_epoch: float = 60.0,
+    ) -> Outcome_:
+        file, decided = file or job_file(), decided or decision(1)
+        epochs: list[EpochReport] = []
+        with open_gpus(
+            "simulated-v100",
+            workload=Workload(seconds_per_epoch=seconds_per_epoch),
+            batch_size=decided.batch_size,
+            samples_per_epoch=None,
+            state_dir=tmp_path,
+            visible=None,
+        ) as gpus:
+            session = Session(file, file.core(), decided, gpus, known_profile=known, report=epochs.append)
+            loader = Loader(samples, decided.batch_size)
+            for _, metric in zip(session.epochs(), [*metrics, *[0.1] * 100], strict=False):
+                for _batch in session.steps(loader):
+                    pass
+                session.report_metric(metric)
+            return session.observation(), epochs
+
+    return run
+
+
+def test_the_target_ends_the_attempt_and_energy_and_time_are_to_accuracy(attempt: Callable[..., Outcome_]) -> None:
+    observed, epochs = attempt(0.5, 0.7, 0.95)
+    assert (observed.outcome, observed.epochs, observed.metric) == (Outcome.CONVERGED, 3, 0.95)
+    assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
+    assert (observed.energy_j, observed.time_s) == pytest.approx((epochs[-1].energy_j, epochs[-1].time_s))
+    assert observed.energy_j > 0
+
+
+def test_the_first_epoch_profiles_every_limit_and_the_rest_runs_at_the_best(attempt: Callable[..., Outcome_]) -> None:
+    energy = job_file(eta=1.0)
+    observed, epochs = attempt(0.5, 0.7, 0.95, file=energy, decided=decision(1, batch_size=128))
+    assert observed.profile is not None
+    assert observed.profile.complete
+    assert tuple(m.power_limit_w for m in observed.profile.measurements) == LIMITS
+    best = best_limit(energy.core(), observed.profile).power_limit_w
+    assert observed.power_limit_w == best < 250.0
+    assert [epoch.power_limit_w for epoch in epochs[1:]] == [best, best]
+
+
+def test_the_profile_agrees_with_the_gpu_model(attempt: Callable[..., Outcome_]) -> None:
+    from zeus_flows.gpu.simulated import CHIPS
+
+    observed, _ = attempt(0.95)
+    assert observed.profile is not None
+    load = Workload(seconds_per_epoch=60.0).at(64, CHIPS["v100"])
+    for measured in observed.profile.measurements:
+        epoch_s, watts = CHIPS["v100"].epoch(load, measured.power_limit_w)
+        assert measured.average_power_w == pytest.approx(watts, rel=0.01)
+        assert measured.samples_per_s == pytest.approx(SAMPLES / epoch_s, rel=0.01)
+
+
+def test_profiling_is_booked_apart(attempt: Callable[..., Outcome_]) -> None:
+    observed, _ = attempt(0.95)
+    assert 7 * 6.0 <= observed.profiling_time_s <= observed.time_s
+    assert 0 < observed.profiling_energy_j <= observed.energy_j
+
+
+def test_a_stored_profile_is_used_and_nothing_is_profiled_again(attempt: Callable[..., Outcome_]) -> None:
+    first, _ = attempt(0.95)
+    second, epochs = attempt(0.95, known=first.profile)
+    assert second.profiling_time_s == 0
+    assert second.profile == first.profile
+    assert epochs[0].power_limit_w == first.power_limit_w
+
+
+def test_epochs_of_one_step_still_finish_a_profile(attempt: Callable[..., Outcome_]) -> None:
+    file = job_file(max_epochs=200)
+    observed, _ = attempt(*[0.1] * 150, 0.95, file=file, samples=64, seconds_per_epoch=0.2)
+    assert observed.profile is not None
+    assert observed.profile.complete
+    assert len(observed.profile.measurements) == len(LIMITS)
+
+
+def test_a_profile_that_training_ended_too_early_is_kept_and_completed_by_the_next(
+    attempt: Callable[..., Outcome_],
+) -> None:
+    first, _ = attempt(0.95, seconds_per_epoch=4.0)
+    assert first.profile is not None
+    assert not first.profile.complete
+    assert first.power_limit_w is None
+    second, _ = attempt(0.5, 0.95, known=first.profile)
+    assert second.profile is not None
+    assert second.profile.complete
+    assert second.profile.measurements[: len(first.profile.measurements)] == first.profile.measurements
+
+
+def test_no_warm_up_at_all_is_possible(attempt: Callable[..., Outcome_]) -> None:
+    observed, _ = attempt(0.95, file=job_file(power_limit={"warmup_seconds": 0}))
+    assert observed.profile is not None
+    assert observed.profile.complete
+
+
+def test_an_attempt_stops_before_the_epoch_that_would_cross_the_cut(attempt: Callable[..., Outcome_]) -> None:
+    profile = attempt(0.95)[0].profile
+    assert profile is not None
+    one_epoch = epoch_cost(job_file().core(), profile, samples_per_epoch=SAMPLES)
+    cut = CostCut(threshold_j=3.5 * one_epoch)
+    observed, _ = attempt(decided=decision(1, cut=cut), known=profile)
+    assert (observed.outcome, observed.epochs, observed.epochs_allowed) == (Outcome.STOPPED, 3, 3)
+    assert "not be worth its cost" in observed.detail
+
+
+def test_the_epoch_that_reaches_the_target_counts_even_where_it_is_the_last_allowed(
+    attempt: Callable[..., Outcome_],
+) -> None:
+    profile = attempt(0.95)[0].profile
+    assert profile is not None
+    one_epoch = epoch_cost(job_file().core(), profile, samples_per_epoch=SAMPLES)
+    decided = decision(1, cut=CostCut(threshold_j=2.5 * one_epoch))
+    observed, _ = attempt(0.1, 0.95, decided=decided, known=profile)
+    assert (observed.outcome, observed.epochs) == (Outcome.CONVERGED, 2)
+
+
+def test_max_epochs_without_the_target_is_exhausted(attempt: Callable[..., Outcome_]) -> None:
+    observed, _ = attempt(file=job_file(max_epochs=3))
+    assert (observed.outcome, observed.epochs) == (Outcome.EXHAUSTED, 3)
+
+
+def test_a_nan_metric_stops_at_once_and_never_converges(attempt: Callable[..., Outcome_]) -> None:
+    observed, _ = attempt(0.5, math.nan)
+    assert (observed.outcome, observed.epochs, observed.metric) == (Outcome.DIVERGED, 2, None)
+
+
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBSERVE])
+def test_modes_that_may_not_change_the_limit_train_at_the_previous_one(
+    attempt: Callable[..., Outcome_], mode: Mode
+) -> None:
+    observed, epochs = attempt(0.5, 0.95, file=job_file(mode=mode))
+    assert epochs[-1].power_limit_w == observed.power_limit_w == 250.0
+    assert observed.profile is not None
+    assert len(observed.profile.measurements) == (1 if mode is Mode.OFF else len(LIMITS))
+
+
+def test_the_learning_rate_follows_the_batch_size(tmp_path: Path) -> None:
+    with open_gpus(
+        "simulated-v100", workload=None, batch_size=128, samples_per_epoch=1, state_dir=tmp_path, visible=None
+    ) as gpus:
+        session = Session(job_file(), job_file().core(), decision(1, batch_size=128), gpus)
+        assert session.learning_rate == pytest.approx(1e-3 * math.sqrt(2))
+
+
+def test_a_train_function_that_never_trains_or_reports_is_told_so(tmp_path: Path) -> None:
+    with open_gpus(
+        "simulated-v100", workload=None, batch_size=64, samples_per_epoch=640, state_dir=tmp_path, visible=None
+    ) as gpus:
+        session = Session(job_file(max_epochs=1), job_file(max_epochs=1).core(), decision(1), gpus)
+        with pytest.raises(TrainingError, match=r"session\.epochs"):
+            session.observation()
+        for _ in session.epochs():
+            list(session.steps(Loader(640, 64)))
+        with pytest.raises(TrainingError, match="report_metric"):
+            session.observation()
