@@ -20,7 +20,7 @@ from zeus_flows.errors import ConfigError
 from zeus_flows.experiments import flights_data
 from zeus_flows.experiments.flights import Batches, load_slice, slice_start, train
 
-B0, BASE_LEARNING_RATE, TARGET, MAX_EPOCHS = 2048, 0.004, 0.985, 30
+B0, BASE_LEARNING_RATE, TARGET, MAX_EPOCHS = 2048, 0.004, 0.99, 30
 
 read_year = flights_data.load_year.__wrapped__  # as a new process would: nothing in memory
 
