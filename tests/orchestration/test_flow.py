@@ -1,0 +1,107 @@
+"""The flow against real Prefect and real MLflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+
+from tests.training_functions import write_job
+from zeus_flows.core.records import Outcome
+from zeus_flows.ledger.codec import load_decision, load_observation
+from zeus_flows.orchestration.flow import RecurrenceFailed, recurrence
+
+pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.xdist_group("prefect")]
+
+
+def runs(uri: str, kind: str) -> list[dict[str, dict[str, str]]]:
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("nightly")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], f"tags.`zf.kind` = '{kind}'", order_by=["start_time ASC"])
+    return [run.to_dictionary() for run in found]
+
+
+def test_a_recurrence_leaves_a_decision_an_observation_and_the_series(tmp_path: Path, sqlite_uri: str) -> None:
+    job = write_job(tmp_path / "job.yaml")
+    for number in (1, 2, 3):
+        assert recurrence(str(job), tracking_uri=sqlite_uri).number == number
+    attempts = runs(sqlite_uri, "attempt")
+    assert len(attempts) >= 3
+    for run in attempts:
+        data = run["data"]
+        decision = load_decision(data["params"]["zf.decision"])
+        observation = load_observation(data["params"]["zf.observation"])
+        assert data["params"]["zf.batch_size"] == str(decision.batch_size) == str(observation.batch_size)
+        assert data["tags"]["zf.energy_source"] == "simulated"
+        assert data["tags"]["zf.reason"] == decision.reason.text != ""
+        assert data["tags"]["zf.gpu"] == "Simulated V100 x1"
+        assert data["metrics"]["zf.energy_to_accuracy_j"] == pytest.approx(observation.energy_j)
+        assert run["info"]["status"] == "FINISHED"
+    (window,) = runs(sqlite_uri, "drift-window")
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    for name in ("cost_j", "energy_to_accuracy_j", "time_to_accuracy_s", "batch_size", "power_limit_w"):
+        series = client.get_metric_history(str(window["info"]["run_id"]), f"zf.{name}")
+        assert [point.step for point in series] == [1, 2, 3]
+    assert {run["data"]["tags"]["zf.drift_window"] for run in attempts} == {window["info"]["run_id"]}
+
+
+def test_per_epoch_energy_time_and_metric_are_logged_at_the_epoch(tmp_path: Path, sqlite_uri: str) -> None:
+    recurrence(str(write_job(tmp_path / "job.yaml")), tracking_uri=sqlite_uri)
+    (run,) = runs(sqlite_uri, "attempt")
+    observation = load_observation(run["data"]["params"]["zf.observation"])
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    for name in ("metric", "energy_j", "time_s", "power_limit_w"):
+        points = client.get_metric_history(str(run["info"]["run_id"]), f"zf.epoch/{name}")
+        assert [point.step for point in points] == list(range(1, observation.epochs + 1))
+
+
+def test_the_flow_run_has_tasks_artifacts_and_is_linked_from_mlflow(tmp_path: Path, sqlite_uri: str) -> None:
+    recurrence(str(write_job(tmp_path / "job.yaml")), tracking_uri=sqlite_uri)
+    (run,) = runs(sqlite_uri, "attempt")
+    flow_run_id = run["data"]["tags"]["zf.prefect.flow_run_id"]
+    with get_client(sync_client=True) as client:
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+        assert sorted(task.name.split("-")[0] for task in tasks) == ["decide", "observe", "train"]
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        )
+    assert {artifact.key: artifact.type for artifact in found} == {
+        "nightly-decision": "table",
+        "nightly-mlflow-run": "markdown",
+    }
+    assert any(str(run["info"]["run_id"]) in str(artifact.data) for artifact in found)
+
+
+def test_a_recurrence_in_which_nothing_converges_fails_its_flow_run(tmp_path: Path, sqlite_uri: str) -> None:
+    job = write_job(tmp_path / "job.yaml", "never", max_epochs=2, max_attempts=2)
+    with pytest.raises(RecurrenceFailed, match="the target was not reached") as caught:
+        recurrence(str(job), tracking_uri=sqlite_uri)
+    assert len(caught.value.recurrence.attempts) == 2
+    assert len(runs(sqlite_uri, "attempt")) == 2
+
+
+def test_a_crash_in_the_train_function_fails_the_flow_and_the_run_and_blames_no_arm(
+    tmp_path: Path, sqlite_uri: str
+) -> None:
+    with pytest.raises(ZeroDivisionError, match="the user's bug"):
+        recurrence(str(write_job(tmp_path / "job.yaml", "crash")), tracking_uri=sqlite_uri)
+    (run,) = runs(sqlite_uri, "attempt")
+    assert str(run["info"]["status"]) == "FAILED"
+    assert run["data"]["tags"]["zf.detail"] == "ZeroDivisionError: the user's bug"
+    assert load_observation(run["data"]["params"]["zf.observation"]).outcome is Outcome.FAILED
+
+
+def test_a_changed_version_opens_the_next_drift_window(tmp_path: Path, sqlite_uri: str) -> None:
+    recurrence(str(write_job(tmp_path / "job.yaml")), tracking_uri=sqlite_uri)
+    recurrence(str(write_job(tmp_path / "job.yaml", version="2")), tracking_uri=sqlite_uri)
+    first, second = runs(sqlite_uri, "drift-window")
+    assert first["data"]["params"]["zf.next_window"] == second["info"]["run_id"]
+    assert second["data"]["params"]["zf.opened_by"] == "fingerprint"
+    assert [run["data"]["tags"]["zf.drift_window"] for run in runs(sqlite_uri, "attempt")] == [
+        first["info"]["run_id"],
+        second["info"]["run_id"],
+    ]
