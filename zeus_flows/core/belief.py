@@ -213,7 +213,19 @@ def epoch_costs(
         measured: Epoch costs from profiles on this GPU, in joules.
         translated: Estimates from another GPU's profiles, for arms without a measured one.
     """
-    known = {**{b: c for b, c in translated.items() if b not in measured}, **measured}
+    guessed = tuple((b, c) for b, c in translated.items() if b not in measured)
+    return _epoch_costs(batch_sizes, default_batch_size, tuple(measured.items()), guessed)
+
+
+@lru_cache(maxsize=1024)
+def _epoch_costs(
+    batch_sizes: tuple[int, ...],
+    default_batch_size: int,
+    measured_items: tuple[tuple[int, float], ...],
+    translated_items: tuple[tuple[int, float], ...],
+) -> tuple[Floats, Floats]:
+    measured = dict(measured_items)
+    known = {**dict(translated_items), **measured}
     seen = [i for i, b in enumerate(batch_sizes) if b in known]
     if not seen:
         return np.zeros(len(batch_sizes)), np.zeros((len(batch_sizes), len(batch_sizes)))
@@ -256,7 +268,7 @@ def _noise(counts: Floats, squares: Floats) -> Floats:
 @dataclass(frozen=True, slots=True)
 class _EpochsPrior:
     mean: Floats
-    covariances: tuple[Floats, ...]  # one for each of EPOCHS_SCALES
+    covariances: Floats  # one for each of EPOCHS_SCALES
 
 
 @lru_cache(maxsize=256)
@@ -265,7 +277,7 @@ def _epochs_prior(batch_sizes: tuple[int, ...], default_batch_size: int) -> _Epo
     shape = _kernel(octaves, EPOCHS_SLOPE, EPOCHS_BEND, EPOCHS_STEP) + EPOCHS_OWN**2 * np.eye(len(octaves))
     return _EpochsPrior(
         mean=EPOCHS_MEAN + EPOCHS_MEAN_SLOPE * octaves,
-        covariances=tuple(EPOCHS_LEVEL**2 + scale**2 * shape for scale in EPOCHS_SCALES),
+        covariances=np.stack([EPOCHS_LEVEL**2 + scale**2 * shape for scale in EPOCHS_SCALES]),
     )
 
 
@@ -291,10 +303,10 @@ def _scale(prior: _EpochsPrior, counts: Floats, means: Floats, noise: Floats) ->
     if len(done) < ARMS_TO_CHOOSE_SCALE:
         return 0
     residual = means[done] - prior.mean[done]
-    spread = np.diag(noise[done] / counts[done])
-    likelihoods = []
-    for scale, covariance in zip(EPOCHS_SCALES, prior.covariances, strict=True):
-        root = np.linalg.cholesky(covariance[np.ix_(done, done)] + spread)
-        whitened = np.linalg.solve(root, residual)
-        likelihoods.append(-0.5 * float(whitened @ whitened) - float(np.log(root.diagonal()).sum()) - math.log(scale))
-    return int(np.argmax(likelihoods))
+    roots = np.linalg.cholesky(prior.covariances[:, done[:, None], done] + np.diag(noise[done] / counts[done]))
+    whitened = np.linalg.solve(roots, residual[:, None])[..., 0]
+    log_determinants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
+    return int(np.argmax(-0.5 * (whitened**2).sum(axis=1) - log_determinants - _LOG_SCALES))
+
+
+_LOG_SCALES = np.log(EPOCHS_SCALES)

@@ -79,13 +79,13 @@ class TraceTrainer:
             self._best = {}
         trace, b = self._trace, decision.batch_size
         repetitions = trace.epochs[b]
-        # As pandas' `sample` draws a row, so that the published simulator sees the same runs.
-        needed = repetitions[int(self._rng.choice(len(repetitions), size=1, replace=False)[0])]
+        # The same draw as pandas' `sample` of one row, so that the published simulator sees the same runs.
+        needed = repetitions[int(self._rng.integers(len(repetitions)))]
         at, epoch, cost_j, profiling = self._best.get(b) or self._look_up(b)
         limit_w: float | None = at.power_limit_w
         profiles = decision.tune_power and decision.power_limit_w is None and (profile is None or not profile.complete)
         if not decision.tune_power or decision.power_limit_w is not None:
-            fixed_w = decision.power_limit_w or max(trace.power_limits_w)
+            fixed_w = decision.power_limit_w or trace.gpu.max_power_w
             at = min(trace.profiles[b].measurements, key=lambda m: abs(m.power_limit_w - fixed_w))
             epoch, limit_w = _epoch(trace, at), decision.power_limit_w
         allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs)

@@ -18,15 +18,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from zeus_flows.core.codec import from_plain
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.policy.base import Choice, Policy, View
 from zeus_flows.core.policy.baselines import Default, Power
 from zeus_flows.core.policy.grid import Grid
 from zeus_flows.core.policy.lookahead import Lookahead
-from zeus_flows.core.policy.state import Rate, Spent, State, count, lesson, sample_costs
+from zeus_flows.core.policy.state import Rate, Spent, State, believable, count, lesson, measured, sample_costs
 from zeus_flows.core.policy.thompson import Thompson
 from zeus_flows.core.policy.zeus import Zeus
 from zeus_flows.core.policy.zeus_paper import ZeusPaper
@@ -64,11 +62,16 @@ def advance(job: Job, state: State, observation: Observation) -> State:
 
     Its energy source and fingerprint are the caller's to check: it is taken to belong to this job's history.
     """
-    counted = count(job, state, observation)
-    learnt = lesson(job, counted, observation)
+    counted = count(state, observation)
+    if not believable(observation):
+        return State(**counted)
+    counted |= measured(job, state, observation)
+    after = State(**counted)
+    learnt = lesson(job, after, observation)
     if learnt is None:
-        return counted
-    return replace(counted, belief=_policy(job).learn(job, state.belief, learnt))
+        return after
+    counted["belief"] = _policy(job).learn(job, state.belief, learnt)
+    return State(**counted)
 
 
 def fold(job: Job, observations: Iterable[Observation]) -> State:
@@ -156,7 +159,9 @@ def _settings(job: Job) -> str:
 
 def _choose(job: Job, state: State, ask: Ask) -> Choice:
     arms = _feasible(job, state, ask)
-    default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
+    default = job.default_batch_size
+    if default not in arms:
+        default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
     if job.mode is not Mode.FULL:
         text = f"the job's mode is {job.mode}: the batch size stays {default}"
         return Choice(default, Reason("mode", text))
@@ -188,15 +193,12 @@ def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:
 
 
 def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int, *, may_explore: bool) -> View:
-    measured, translated = _epoch_costs(job, state, ask)
     return View(
         ask=ask,
         arms=arms,
         default=default,
-        epoch_costs=measured,
-        translated=translated,
         may_explore=may_explore,
-        rng=np.random.default_rng(ask.seed),
+        look_up_costs=lambda: _epoch_costs(job, state, ask),
     )
 
 
@@ -209,18 +211,13 @@ def _epoch_costs(job: Job, state: State, ask: Ask) -> tuple[dict[int, float], di
     if gpu is None:
         return {}, {}
     samples = ask.samples_per_epoch or state.samples_per_epoch or 1
-    measured = _sample_costs(job, state, gpu.key)
+    ours = state.arm_costs(job, gpu.key)
     translated: dict[int, float] = {}
     others = [key for key in state.max_power_w if key != gpu.key]
-    if others and len(measured) < len(job.batch_sizes):
+    if others and len(ours) < len(job.batch_sizes):
         for key in others:
-            theirs = _sample_costs(job, state, key)
-            both = [math.log(measured[b] / theirs[b]) for b in measured if b in theirs]
+            theirs = state.arm_costs(job, key)
+            both = [math.log(ours[b] / theirs[b]) for b in ours if b in theirs]
             ratio = math.exp(math.fsum(both) / len(both)) if both else 1.0
-            translated |= {b: c * ratio * samples for b, c in theirs.items() if b not in measured}
-    return {b: c * samples for b, c in measured.items()}, translated
-
-
-def _sample_costs(job: Job, state: State, gpu_key: str) -> dict[int, float]:
-    costs = ((b, state.sample_cost(job, b, gpu_key)) for b in job.batch_sizes)
-    return {b: c for b, c in costs if c is not None}
+            translated |= {b: c * ratio * samples for b, c in theirs.items() if b not in ours}
+    return {b: c * samples for b, c in ours.items()}, translated

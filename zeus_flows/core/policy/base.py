@@ -7,8 +7,9 @@ policy has to know about modes, failures, GPUs, concurrency or budgets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -44,7 +45,7 @@ class Lesson:
     power_limit_w: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """What a policy may look at when it chooses, beside its belief.
 
@@ -52,19 +53,35 @@ class View:
         ask: What is asked.
         arms: Batch sizes that may run on this GPU, ascending; never empty.
         default: b0, or the feasible arm nearest to it.
-        epoch_costs: EpochCost of arms measured on this GPU, in joules.
-        translated: Estimates for other arms from what another GPU measured.
         may_explore: False: only the best known arm will do.
-        rng: All the randomness there is.
+        look_up_costs: Finds `epoch_costs` and `translated`; not every policy wants them.
     """
 
     ask: Ask
     arms: tuple[int, ...]
     default: int
-    epoch_costs: Mapping[int, float]
-    translated: Mapping[int, float]
     may_explore: bool
-    rng: np.random.Generator
+    look_up_costs: Callable[[], tuple[dict[int, float], dict[int, float]]]
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """All the randomness there is."""
+        return np.random.default_rng(self.ask.seed)
+
+    @cached_property
+    def costs(self) -> tuple[dict[int, float], dict[int, float]]:
+        """EpochCost of arms measured on this GPU, and estimates for others from what another GPU measured."""
+        return self.look_up_costs()
+
+    @property
+    def epoch_costs(self) -> dict[int, float]:
+        """EpochCost of arms measured on this GPU, in joules."""
+        return self.costs[0]
+
+    @property
+    def translated(self) -> dict[int, float]:
+        """Estimates of EpochCost for other arms from what another GPU measured, in joules."""
+        return self.costs[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from zeus_flows.core.belief import EpochsBelief, epoch_costs
-from zeus_flows.core.early_stop import Cut, Floats, Integers, NoCut, PlannedCut
+from zeus_flows.core.early_stop import Cut, Floats, Integers, NoCut, PlannedCut, plan_many
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log, joules, times
 from zeus_flows.core.records import ArmBelief, Job, Reason
 
@@ -21,6 +21,10 @@ NEVER = 0.05  # probability that an untried arm never reaches the target
 LENIENCE = 1.5  # an arm that has completed before may take this many times its usual epochs
 EXPLORING_RETRIES = 1  # attempts after a stopped one, within a recurrence, that may explore again
 CHANCES = 128  # draws behind the chance to be best
+
+# five-point Gauss-Hermite quadrature over an unknown log epoch cost
+_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
@@ -84,6 +88,12 @@ class Outlook:
         return np.array([b in allowed for b in self.job.batch_sizes])
 
     @cached_property
+    def alive(self) -> np.typing.NDArray[np.bool_]:
+        """Feasible arms that are not known to fail."""
+        alive: np.typing.NDArray[np.bool_] = self.feasible & ~np.array(self.belief.dead)
+        return alive
+
+    @cached_property
     def done(self) -> Integers:
         """Feasible arms that have reached the target."""
         return (self.feasible & (np.array(self.belief.runs) > 0)).nonzero()[0]
@@ -110,15 +120,21 @@ class Outlook:
     def candidates(self) -> Integers:
         """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer."""
         assert self.incumbent is not None
-        x = np.log2(np.array(self.job.batch_sizes, dtype=float))
+        x = _octaves(self.job.batch_sizes)
         low, high = self.done[0], self.done[-1]
         near = (x >= x[low] - REACH - 1e-9) & (x <= x[high] + REACH + 1e-9)
         near[max(low - 1, 0)] = near[min(high + 1, len(x) - 1)] = True
-        near &= self.feasible & ~np.array(self.belief.dead)
+        near &= self.alive
         near &= self.mu - WORTH_A_LOOK * self.deviation < self.mu[self.incumbent]
         near[self.incumbent] = False
         arms: Integers = near.nonzero()[0]
         return arms
+
+    @cached_property
+    def unprofiled(self) -> np.typing.NDArray[np.bool_]:
+        """Arms whose epoch cost has not been measured on this GPU."""
+        measured = self.view.epoch_costs
+        return np.array([b not in measured for b in self.job.batch_sizes])
 
     @cached_property
     def never(self) -> Floats:
@@ -143,7 +159,8 @@ class Outlook:
     def chances(self) -> Floats:
         """Return each feasible arm's probability of being the cheapest, by a fixed set of draws."""
         draws = self.mu + _standard_normals(len(self.mu)) @ self.root.T
-        cheapest = np.where(self.feasible & ~np.array(self.belief.dead), draws, np.inf).argmin(axis=1)
+        draws[:, ~self.alive] = np.inf
+        cheapest = draws.argmin(axis=1)
         return np.bincount(cheapest, minlength=len(self.mu)) / CHANCES
 
     def arms(self, *, drawn: Floats | None = None, gains: dict[int, float] | None = None) -> tuple[ArmBelief, ...]:
@@ -151,23 +168,20 @@ class Outlook:
         expected, chances = np.exp(np.minimum(self.mu, LARGEST_LOG)).tolist(), self.chances().tolist()
         spread, runs = self.deviation.tolist(), self.belief.runs
         sampled = None if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
-        looked_at = set(self.candidates.tolist())
+        looked_at, feasible = set(self.candidates.tolist()), self.feasible.tolist()
         return tuple(
             ArmBelief(
-                batch_size=b,
-                runs=runs[i],
-                expected_cost_j=expected[i],
-                spread=spread[i],
+                *(b, runs[i], expected[i], spread[i]),
                 sampled_cost_j=None if sampled is None else sampled[i],
-                status=self._status(i, looked_at),
+                status=self._status(i, feasible[i], looked_at),
                 chance_best=chances[i],
                 gain_j=None if gains is None else gains.get(i),
             )
             for i, b in enumerate(self.job.batch_sizes)
         )
 
-    def _status(self, arm: int, candidates: set[int]) -> str:
-        if not self.feasible[arm]:
+    def _status(self, arm: int, feasible: bool, candidates: set[int]) -> str:
+        if not feasible:
             return "infeasible"
         if self.belief.dead[arm]:
             return "dead"
@@ -203,6 +217,64 @@ def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = 
     )
 
 
+def best_trial(outlook: Outlook, arms: Integers) -> Choice | None:
+    """Return the arm whose trial is expected to pay most, or None where none is expected to pay.
+
+    J of an arm (see `PlannedCut`) counts its cost up to the best cut, a run of the incumbent where it is stopped,
+    and what a cheaper arm would save over the horizon; it pays where that is less than a run of the incumbent.
+    """
+    if not len(arms):
+        return None
+    best_j = outlook.best_cost_j
+    expected = _trial_costs(outlook, arms)
+    cheapest = int(expected.argmin())
+    gain_j = best_j - float(expected[cheapest])
+    if gain_j <= 0:
+        return None
+    assert outlook.incumbent is not None
+    arm = int(arms[cheapest])
+    batch_size, runs = outlook.job.batch_sizes[arm], outlook.belief.runs[arm]
+    text = (
+        f"trying batch size {batch_size} is expected to pay by {joules(gain_j)} within {outlook.horizon:.0f} "
+        f"recurrences: a run is believed to cost about {joules(from_log(float(outlook.mu[arm])))} (give or take "
+        f"{100 * float(outlook.deviation[arm]):.0f} %) against {joules(best_j)} for "
+        f"{outlook.job.batch_sizes[outlook.incumbent]}, the best known; {times(runs)} so far"
+    )
+    gains = {int(a): best_j - float(j) for a, j in zip(arms, expected, strict=True)}
+    return Choice(
+        batch_size,
+        Reason(
+            "retry" if outlook.view.ask.attempt > 1 else "explore",
+            text,
+            arms=outlook.arms(gains=gains),
+            numbers={**numbers(outlook), "gain_j": gain_j},
+        ),
+        cut=outlook.planned_cut(arm),
+        explores=True,
+    )
+
+
+def _trial_costs(outlook: Outlook, arms: Integers) -> Floats:
+    """Return J of some arms, in joules: averaged over the epoch cost where it has not been measured."""
+    epochs = outlook.belief.posterior
+    mean, covariance = outlook.costs
+    deviation = np.sqrt(np.maximum(covariance.diagonal()[arms], 0.0))
+    per_epoch = np.exp(np.minimum(mean[arms][:, None] + deviation[:, None] * _POINTS, LARGEST_LOG))
+    _, planned = plan_many(
+        log_epochs=epochs.mean[arms][:, None],
+        variance=epochs.variance[arms][:, None],
+        noise=epochs.noise[arms][:, None],
+        never=outlook.never[arms][:, None],
+        epoch_cost_j=per_epoch,
+        best_cost_j=outlook.best_cost_j,
+        horizon=outlook.horizon,
+        max_epochs=outlook.job.max_epochs,
+    )
+    profiling = (outlook.belief.profiling_ratio - 1) * outlook.unprofiled[arms][:, None] * per_epoch
+    expected: Floats = (planned + profiling) @ _WEIGHTS
+    return expected
+
+
 def numbers(outlook: Outlook) -> dict[str, float]:
     """Return the numbers behind a decision."""
     return {
@@ -211,6 +283,12 @@ def numbers(outlook: Outlook) -> dict[str, float]:
         "horizon": outlook.horizon,
         "resets": float(outlook.belief.resets),
     }
+
+
+@lru_cache(maxsize=256)
+def _octaves(batch_sizes: tuple[int, ...]) -> Floats:
+    octaves: Floats = np.log2(np.array(batch_sizes, dtype=float))
+    return octaves
 
 
 @lru_cache(maxsize=64)

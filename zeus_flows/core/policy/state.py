@@ -55,7 +55,7 @@ class State:
         samples_per_epoch: Its data set's size.
         rates: Epoch costs of arms without a complete profile.
         max_power_w: MAXPOWER of every GPU seen.
-        sample_costs: Cost of one sample at the best limit, in joules, from complete profiles.
+        sample_costs: For each GPU, the cost of one sample at each arm's best limit, from complete profiles.
         belief: What the job's policy has learnt.
         settings: Hash of everything in the job that the fold depends on; a snapshot is of use only for the same.
     """
@@ -72,7 +72,7 @@ class State:
     samples_per_epoch: int | None = None
     rates: Mapping[Key, Rate] = field(default_factory=dict)
     max_power_w: Mapping[str, float] = field(default_factory=dict)
-    sample_costs: Mapping[Key, float] = field(default_factory=dict)
+    sample_costs: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def profile(self, batch_size: int, gpu: Gpu) -> PowerProfile | None:
         """Return the profile of a batch size on a GPU, complete or to be completed."""
@@ -80,62 +80,70 @@ class State:
 
     def sample_cost(self, job: Job, batch_size: int, gpu_key: str) -> float | None:
         """Return the cost of one training sample, in joules: at the best limit, or else as it was measured."""
-        key = (batch_size, gpu_key)
-        known = self.sample_costs.get(key)
-        if known is not None or (rate := self.rates.get(key)) is None:
+        known = self.sample_costs.get(gpu_key, _NOTHING).get(batch_size)
+        if known is not None or (rate := self.rates.get((batch_size, gpu_key))) is None:
             return known
         eta, max_power_w = job.objective_eta, self.max_power_w[gpu_key]
         cost = attempt_cost(energy_j=rate.energy_j, time_s=rate.time_s, eta=eta, max_power_w=max_power_w)
         return _positive(cost / rate.samples)
 
+    def arm_costs(self, job: Job, gpu_key: str) -> dict[int, float]:
+        """Return `sample_cost` of every arm of the job that has one."""
+        costs = ((b, self.sample_cost(job, b, gpu_key)) for b in job.batch_sizes)
+        return {b: c for b, c in costs if c is not None}
 
-def count(job: Job, state: State, observation: Observation) -> State:
-    """Return the state with what every observation adds, whatever it teaches."""
+
+_NOTHING: Mapping[int, float] = {}
+_UNSPENT = Spent()
+
+
+def count(state: State, observation: Observation) -> dict[str, Any]:
+    """Return the fields of the next state, with what every observation adds, whatever it teaches."""
     recurrence, energy_j, time_s = state.current
     begins = observation.recurrence != recurrence
     if begins:
         recurrence, energy_j, time_s = observation.recurrence, 0.0, 0.0
     key = observation.gpu.key
-    before = state.spent.get(key, Spent())
-    spent = Spent(
-        before.energy_j + observation.energy_j,
-        before.time_s + observation.time_s,
-        before.recurrences + begins,
-        before.samples + begins * max(observation.samples_per_epoch, 0),
-    )
-    fields: dict[str, Any] = {
-        "observations": state.observations + 1,
-        "order": max(state.order, observation.order),
-        "spent": {**state.spent, key: spent},
-        "current": (recurrence, energy_j + observation.energy_j, time_s + observation.time_s),
+    before = state.spent.get(key, _UNSPENT)
+    fields = {name: getattr(state, name) for name in State.__slots__}
+    fields["observations"] += 1
+    fields["order"] = max(state.order, observation.order)
+    fields["current"] = (recurrence, energy_j + observation.energy_j, time_s + observation.time_s)
+    fields["spent"] = {
+        **state.spent,
+        key: Spent(
+            before.energy_j + observation.energy_j,
+            before.time_s + observation.time_s,
+            before.recurrences + begins,
+            before.samples + begins * max(observation.samples_per_epoch, 0),
+        ),
     }
-    if believable(observation):
-        fields |= _measured(job, state, observation)
-    return replace(state, **fields)
+    return fields
 
 
 def believable(observation: Observation) -> bool:
     """Return whether the readings can be used at all."""
-    readings = (observation.energy_j, observation.time_s, observation.epochs)
     return (
         observation.energy_complete
-        and all(0 <= r <= MOST for r in readings)
+        and 0 <= observation.energy_j <= MOST
+        and 0 <= observation.time_s <= MOST
+        and 0 <= observation.epochs <= MOST
         and 0 < observation.gpu.max_power_w <= MOST
         and 0 < observation.samples_per_epoch <= MOST
     )
 
 
-def _measured(job: Job, state: State, observation: Observation) -> dict[str, Any]:
+def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]:
     """Return the fields of the state that a believable observation changes."""
-    gpu = observation.gpu
-    key = (observation.batch_size, gpu.key)
+    gpu, gpu_key = observation.gpu, observation.gpu.key
+    key = (observation.batch_size, gpu_key)
     fields: dict[str, Any] = {"gpu": gpu, "samples_per_epoch": observation.samples_per_epoch}
-    if state.max_power_w.get(gpu.key) != gpu.max_power_w:
-        fields["max_power_w"] = {**state.max_power_w, gpu.key: gpu.max_power_w}
+    if state.max_power_w.get(gpu_key) != gpu.max_power_w:
+        fields["max_power_w"] = {**state.max_power_w, gpu_key: gpu.max_power_w}
     if observation.profile is not None and observation.profile.measurements:
         fields |= _profiled(job, state, observation.profile)
-    known = fields.get("sample_costs", state.sample_costs)
-    if key not in known and observation.epochs > 0:
+    known = observation.batch_size in fields.get("sample_costs", state.sample_costs).get(gpu_key, _NOTHING)
+    if not known and observation.epochs > 0:
         rate = state.rates.get(key, Rate())
         more = Rate(
             rate.energy_j + observation.energy_j,
@@ -143,12 +151,12 @@ def _measured(job: Job, state: State, observation: Observation) -> dict[str, Any
             rate.samples + observation.epochs * observation.samples_per_epoch,
         )
         fields["rates"] = {**state.rates, key: more}
-    if observation.outcome is Outcome.OUT_OF_MEMORY and key not in state.rates and key not in known:
-        arms = {*state.infeasible.get(gpu.key, ()), observation.batch_size}
-        fields["infeasible"] = {**state.infeasible, gpu.key: tuple(sorted(arms))}
-    elif observation.converged and any(b <= observation.batch_size for b in state.infeasible.get(gpu.key, ())):
-        beyond = tuple(b for b in state.infeasible[gpu.key] if b > observation.batch_size)
-        fields["infeasible"] = {**state.infeasible, gpu.key: beyond}
+    if observation.outcome is Outcome.OUT_OF_MEMORY and key not in state.rates and not known:
+        arms = {*state.infeasible.get(gpu_key, ()), observation.batch_size}
+        fields["infeasible"] = {**state.infeasible, gpu_key: tuple(sorted(arms))}
+    elif observation.converged and any(b <= observation.batch_size for b in state.infeasible.get(gpu_key, ())):
+        beyond = tuple(b for b in state.infeasible[gpu_key] if b > observation.batch_size)
+        fields["infeasible"] = {**state.infeasible, gpu_key: beyond}
     return fields
 
 
@@ -163,27 +171,27 @@ def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
         new = replace(new, measurements=tuple(limits[w] for w in sorted(limits)))
     fields: dict[str, Any] = {"profiles": {**state.profiles, key: new}}
     if new.complete and (cost := _positive(cost_per_sample(job, new, best_limit(job, new)))) is not None:
-        fields["sample_costs"] = {**state.sample_costs, key: cost}
+        costs = {**state.sample_costs.get(new.gpu.key, _NOTHING), new.batch_size: cost}
+        fields["sample_costs"] = {**state.sample_costs, new.gpu.key: costs}
     return fields
 
 
-def sample_costs(job: Job, profiles: Mapping[Key, PowerProfile]) -> dict[Key, float]:
-    """Return the cost of one sample at the best limit, for every complete profile."""
-    costs = {
-        key: _positive(cost_per_sample(job, p, best_limit(job, p)))
-        for key, p in profiles.items()
-        if p.complete and p.measurements
-    }
-    return {key: cost for key, cost in costs.items() if cost is not None}
+def sample_costs(job: Job, profiles: Mapping[Key, PowerProfile]) -> dict[str, dict[int, float]]:
+    """Return, for each GPU, the cost of one sample at each arm's best limit, from complete profiles."""
+    costs: dict[str, dict[int, float]] = {}
+    for (batch_size, gpu_key), p in profiles.items():
+        if p.complete and (cost := _positive(cost_per_sample(job, p, best_limit(job, p)))) is not None:
+            costs.setdefault(gpu_key, {})[batch_size] = cost
+    return costs
 
 
 def lesson(job: Job, state: State, observation: Observation) -> Lesson | None:
-    """Return what an observation teaches about its arm, or None where it must not teach.
+    """Return what a believable observation teaches about its arm, or None where it must not teach.
 
     A failure is nobody's fault; an unmeasured run and one that ran out of memory say nothing about cost; an arm
     that left the job's list is of no interest. An attempt that diverged never would have reached the target.
     """
-    if observation.outcome in (Outcome.FAILED, Outcome.OUT_OF_MEMORY) or not believable(observation):
+    if observation.outcome in (Outcome.FAILED, Outcome.OUT_OF_MEMORY):
         return None
     if observation.batch_size not in job.batch_sizes or (observation.converged and not observation.epochs):
         return None

@@ -1,6 +1,8 @@
 """`thompson`, the default: Thompson sampling on the shared belief.
 
-A cost is drawn for every arm, jointly, from what is believed of all of them; the cheapest draw runs.
+A cost is drawn for every arm that was profiled, jointly, from what is believed of all of them; the cheapest draw
+runs. Draws are tempered: plain Thompson sampling explores for a horizon longer than most jobs live. An arm that was
+never profiled has no cost to draw yet: it is tried where that is expected to pay, as `lookahead` reckons it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.policy import shared_belief
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, from_log, joules, times
 from zeus_flows.core.records import Job, Reason
+
+TEMPER = 0.5  # draws deviate by this share of the belief's standard deviation
 
 
 class Thompson:
@@ -38,9 +42,15 @@ class Thompson:
             )
         if not view.may_explore:
             return shared_belief.exploit(outlook, uncut=False)
-        best = outlook.incumbent
-        drawn = outlook.mu + outlook.root @ view.rng.standard_normal(len(outlook.mu))
-        contenders = np.append(outlook.candidates, best)
+        trial = shared_belief.best_trial(outlook, outlook.candidates[outlook.unprofiled[outlook.candidates]])
+        return trial or self._sample(outlook)
+
+    def _sample(self, outlook: shared_belief.Outlook) -> Choice:
+        job, belief, view, best = outlook.job, outlook.belief, outlook.view, outlook.incumbent
+        assert best is not None
+        drawn = outlook.mu + TEMPER * outlook.root @ view.rng.standard_normal(len(outlook.mu))
+        known = outlook.candidates[~outlook.unprofiled[outlook.candidates]]
+        contenders = np.append(known, best)
         arm = int(contenders[drawn[contenders].argmin()])
         batch_size, runs = job.batch_sizes[arm], belief.runs[arm]
         drawn_j, best_j = from_log(float(drawn[arm])), from_log(float(drawn[best]))
@@ -48,7 +58,7 @@ class Thompson:
             kind = "exploit"
             text = f"batch size {batch_size}, the best known, drew the least cost ({joules(drawn_j)}); "
         else:
-            kind = "retry" if retries else "explore"
+            kind = "retry" if view.ask.attempt > 1 else "explore"
             text = (
                 f"batch size {batch_size} drew the least cost ({joules(drawn_j)} against {joules(best_j)} for "
                 f"{job.batch_sizes[best]}, the best known); "

@@ -7,7 +7,6 @@ profiling, the minimum cost is of all time and adds up the attempts of a recurre
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ from zeus_flows.core.bandit import Belief, Runs, observe, predict
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import PublishedPruning
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules, times
-from zeus_flows.core.records import ArmBelief, Job, Reason
+from zeus_flows.core.records import Job, Reason
 
 REFUSED = 100.0  # a run that may not train a single epoch counts as this many times the threshold
 ENOUGH = 2  # an arm is sampled only with this many runs; until then it runs
@@ -72,21 +71,21 @@ class ZeusPaper:
             number = belief.pruning.round_number
             kind = "pruning" if belief.costs else "first-run"
             text = f"batch size {expecting} is next in pruning round {number} of 2"
-            return Choice(expecting, Reason(kind, text, arms=_arms(job, belief)), cut=cut, explores=bool(belief.costs))
+            return Choice(expecting, Reason(kind, text), cut=cut, explores=bool(belief.costs))
         arms = [b for b in belief.pruning.arms if b in view.arms]
         if not arms:
             text = f"every batch size was pruned, where the published package raises; {view.default} stands in"
-            return Choice(view.default, Reason("first-run", text, arms=_arms(job, belief)))
+            return Choice(view.default, Reason("first-run", text))
         # The published bandit shuffles its arms before every draw; the same calls keep its stream of numbers.
         for arm in view.rng.choice(arms, len(arms), replace=False).tolist():
-            if belief.costs.get(arm, Runs()).count < ENOUGH:
+            if arm not in belief.costs or belief.costs[arm].count < ENOUGH:
                 return Choice(arm, Reason("explore", f"batch size {arm} has less than two runs"), cut=cut)
         rewards = {b: _reward(belief.costs[b], job.prior) for b in arms}
         draws = {b: -reward for b, reward in predict(rewards, view.rng).items()}
         arm = min(draws, key=lambda b: draws[b])
         runs = belief.costs[arm].count
         text = f"batch size {arm} drew the least cost ({joules(draws[arm])}); {times(runs)} so far"
-        reason = Reason("sampled", text, arms=_arms(job, belief, draws), numbers={"drawn_cost_j": draws[arm]})
+        reason = Reason("sampled", text, numbers={"drawn_cost_j": draws[arm]})
         return Choice(arm, reason, cut=cut)
 
 
@@ -94,23 +93,6 @@ def _reward(costs: Runs, prior: tuple[float, float] | None) -> Belief:
     """Return the belief about the mean reward, the negative cost, with the variance taken at its word."""
     rewards = Runs(costs.count, -costs.mean, costs.squares)
     return observe(rewards, variance=costs.variance, prior=None if prior is None else (-prior[0], prior[1]))
-
-
-def _arms(job: Job, belief: PaperBelief, draws: Mapping[int, float] | None = None) -> tuple[ArmBelief, ...]:
-    known = {b: c for b, c in belief.costs.items() if c.count}
-    return tuple(
-        ArmBelief(
-            batch_size=b,
-            runs=known[b].count if b in known else 0,
-            expected_cost_j=known[b].mean if b in known else None,
-            spread=math.sqrt(known[b].variance / known[b].count) / known[b].mean
-            if b in known and known[b].mean > 0
-            else None,
-            sampled_cost_j=(draws or {}).get(b),
-            status="known" if b in known else "untried" if b in belief.pruning.arms else "pruned",
-        )
-        for b in job.batch_sizes
-    )
 
 
 _: Policy[PaperBelief] = ZeusPaper()
