@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import ConfigError, LimitOutOfRange
-from zeus_flows.gpu import Gpus, Workload, open_gpus
 from zeus_flows.gpu.device import Device
-from zeus_flows.gpu.open import group_of_simulated
-from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock
+from zeus_flows.gpu.group import Gpus
+from zeus_flows.gpu.open import group_of_simulated, open_gpus
+from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock, Workload
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 RESNET = Load(seconds_per_epoch=3554.0, full_power_w=238.0, active=0.92, clock_bound=0.52)

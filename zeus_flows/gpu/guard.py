@@ -68,7 +68,13 @@ class PowerGuard:
         self._dying = False
         self._handlers: dict[int, Any] = {}
 
-    def acquire(self) -> str:
+    def probe(self) -> str:
+        """Return what `acquire` would, without keeping the GPUs or putting anything back."""
+        why_not = self.acquire(put_back=False)
+        self.release()
+        return why_not
+
+    def acquire(self, *, put_back: bool = True) -> str:
         """Take the GPUs; return why they cannot be controlled, or nothing where they can.
 
         What a dead process left is put back first. Permission is found out by setting the present limit
@@ -92,7 +98,8 @@ class PowerGuard:
             self._locks.append(lock)
         try:
             for device in self._devices:
-                _put_back(self._journal, device)
+                if put_back:
+                    _put_back(self._journal, device)
                 device.set_power_limit_w(device.power_limit_w())
         except PowerPermissionError:
             self.release()

@@ -200,6 +200,7 @@ static Return attach(void) {
             result = SUCCESS;
         }
     }
+    flock(file, LOCK_UN); /* closing is not enough: the mapping keeps the file open */
     close(file);
     return result;
 }
