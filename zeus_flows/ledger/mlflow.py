@@ -55,6 +55,11 @@ class MlflowLedger:
         """The experiment that holds the attempts and drift windows."""
         return self._experiment_id
 
+    @property
+    def _mark(self) -> str:
+        """What a run's name says of its joules, where they were not measured."""
+        return "" if self._energy_source is EnergySource.MEASURED else f" · {self._energy_source.value} energy"
+
     # -- recurrences and decisions -------------------------------------------------------------------------
 
     def begin(self) -> int:
@@ -87,7 +92,7 @@ class MlflowLedger:
         run = self._client.create_run(
             self._experiment_id,
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
-            run_name=f"recurrence {decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}",
+            run_name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self._mark}",
         )
         run_id = str(run.info.run_id)
         self._client.log_batch(
@@ -241,7 +246,7 @@ class MlflowLedger:
     def _create_window(self, *, number: int, opened_by: str) -> str:
         run = self._client.create_run(
             self._experiment_id,
-            run_name=f"drift window {number}",
+            run_name=f"drift window {number}{self._mark}",
             tags={
                 "zf.kind": "drift-window",
                 "zf.fingerprint": self._job.fingerprint,

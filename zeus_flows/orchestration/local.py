@@ -62,7 +62,8 @@ def run(request: Request) -> int:
             done.append(_run_flow(request, uri))
             view.recurrence(done[-1])
     ledger = _ledger(job_file, uri, trainer.energy_source)
-    saved = savings(job_file.core(), ledger.observations())
+    observations = ledger.observations()
+    saved = savings(job_file.core(), observations)
     if request.as_json:
         document = _document(job_file, uri, trainer.energy_source) | {
             "recurrences": [_recurrence(job_file.core(), recurrence) for recurrence in done],
@@ -70,7 +71,8 @@ def run(request: Request) -> int:
         }
         click.echo(json.dumps(document, indent=2))
     else:
-        view.summary(saved)
+        at_default = [o for o in observations if o.converged and o.batch_size == job_file.default_batch_size]
+        view.summary(saved, default_runs=len(at_default))
         view.where_to_look(series_url(uri, ledger.experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 

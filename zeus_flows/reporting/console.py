@@ -77,8 +77,13 @@ class RunView:
         if not wide:
             self._console.print(Padding(Text(why, style=style), (0, 0, 0, _COLUMNS[0][1] + 1)))
 
-    def summary(self, saved: Savings | None) -> None:
-        """Show what was saved against the default: so far, and per recurrence from now on."""
+    def summary(self, saved: Savings | None, *, default_runs: int) -> None:
+        """Show what was saved against the default: so far, and per recurrence from now on.
+
+        Args:
+            saved: The savings; None while they cannot be told.
+            default_runs: Converged runs of the default batch size, from which its cost is estimated.
+        """
         self._console.print()
         if saved is None:
             self._console.print(
@@ -87,6 +92,10 @@ class RunView:
             )
             return
         self._console.print(_savings_table(self._job, saved))
+        self._console.print(
+            f"What the default would have taken is estimated from {default_runs} converged "
+            f"{'run' if default_runs == 1 else 'runs'} of batch size {self._job.default_batch_size} and its power profile."
+        )
         if self._simulated:
             self._console.print(
                 "[yellow]Simulated energy:[/] the training was real, the joules come from a model of the GPU."
