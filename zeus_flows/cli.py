@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from zeus_flows.errors import ConfigError, ZeusFlowsError
+from zeus_flows.gpu.commands import doctor_command, restore_power_command
 
 if TYPE_CHECKING:
+    from zeus_flows.gpu.doctor import CheckFunction
     from zeus_flows.job import SimulatedGpu
 
 _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
@@ -87,3 +90,13 @@ def run(
         job, recurrences=recurrences, simulate=simulate, seed=seed, tracking_uri=tracking_uri, as_json=as_json
     )
     sys.exit(local.dry_run(request) if dry_run else local.run(request))
+
+
+def _server_checks() -> Sequence[CheckFunction]:
+    from zeus_flows.orchestration.checks import mlflow_answers, prefect_answers
+
+    return (mlflow_answers, prefect_answers)
+
+
+main.add_command(doctor_command(_server_checks))
+main.add_command(restore_power_command)

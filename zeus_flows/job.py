@@ -51,6 +51,7 @@ class PowerLimitSection(_Section):
     choose_by: Selector = Selector.COST
     slowdown: float = Field(default=1.1, ge=1.0)
     limits: Literal["all"] | list[Annotated[float, Field(gt=0)]] = "all"
+    profile_all_limits: bool = False
     profile_seconds: float = Field(default=5.0, gt=0)
     warmup_seconds: float = Field(default=1.0, ge=0)
 
@@ -72,10 +73,14 @@ class LearningRate(_Section):
 
 
 class TrainSection(_Section):
-    """The train function, as `module:function`, and what it is called with."""
+    """The train function, as `module:function`, and what it is called with.
+
+    `retries` is how often a training that broke is tried again from its last checkpoint; without one it is not.
+    """
 
     function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     parameters: dict[str, Any] = Field(default_factory=dict)
+    retries: int = Field(default=2, ge=0)
 
 
 class Simulation(_Section):
@@ -105,10 +110,12 @@ class JobFile(_Section):
     version: str = "1"
     mode: Mode = Mode.FULL
     device: str = "auto"
+    shared_gpu: bool = False
     batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
     default_batch_size: int = Field(gt=0)
     target: Target
     max_epochs: int = Field(gt=0)
+    stop_at_target: bool = True
     eta: float = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=2.0, gt=1)
     window: int | None = Field(default=None, ge=2)

@@ -5,6 +5,7 @@
 | ZEUS_FLOWS_STATE_DIR | what must outlive a process: power journal, locks, outbox | XDG state home; /var/lib as root |
 | ZEUS_FLOWS_CACHE_DIR | what can be made again | XDG cache home |
 | MLFLOW_TRACKING_URI | where runs go, unless a flag or the job file says | sqlite:///mlflow.db |
+| PREFECT_API_URL | where flow runs report to | an ephemeral server |
 | CUDA_VISIBLE_DEVICES | which GPUs the job has | all |
 | ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN | where the Zeus daemon listens | /run/zeusd/zeusd.sock |
 """
@@ -27,6 +28,7 @@ class Settings:
     state_dir: Path
     cache_dir: Path
     tracking_uri: str | None = None
+    prefect_api_url: str | None = None
     cuda_visible_devices: str | None = None
     zeusd_socket: Path = Path("/run/zeusd/zeusd.sock")
     zeusd_host_port: str | None = None
@@ -53,6 +55,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         state_dir=Path(env.get("ZEUS_FLOWS_STATE_DIR") or state_home / "zeus_flows"),
         cache_dir=Path(env.get("ZEUS_FLOWS_CACHE_DIR") or cache_home / "zeus_flows"),
         tracking_uri=env.get("MLFLOW_TRACKING_URI") or None,
+        prefect_api_url=env.get("PREFECT_API_URL") or None,
         cuda_visible_devices=env.get("CUDA_VISIBLE_DEVICES"),
         zeusd_socket=Path(env.get("ZEUSD_SOCK_PATH") or "/run/zeusd/zeusd.sock"),
         zeusd_host_port=env.get("ZEUSD_HOST_PORT") or None,

@@ -94,7 +94,7 @@ class RunView:
         self._console.print(_savings_table(self._job, saved))
         self._console.print(
             f"What the default would have taken is estimated from {default_runs} converged "
-            f"{'run' if default_runs == 1 else 'runs'} of batch size {self._job.default_batch_size} and its power profile."
+            f"run{'' if default_runs == 1 else 's'} of batch size {self._job.default_batch_size} and its power profile."
         )
         if self._simulated:
             self._console.print(

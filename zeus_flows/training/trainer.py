@@ -12,6 +12,7 @@ from typing import Any
 
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
 from zeus_flows.errors import ConfigError
+from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.open import open_gpus
 from zeus_flows.gpu.simulated import Workload
@@ -80,6 +81,10 @@ class LocalTrainer:
             samples_per_epoch=None,
             state_dir=self._settings.state_dir,
             visible=self._settings.cuda_visible_devices,
+            shared=self._job_file.shared_gpu,
+            zeusd=ZeusdAddress(
+                self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token
+            ),
         )
 
 
