@@ -91,8 +91,8 @@ def test_a_great_surprise_forgets_epochs() -> None:
     belief = believe([(32, 10)] * 5 + [(64, 12)]).stop(8, 50, max_epochs=50)
     after = belief.complete(32, 40)
     assert after.resets == 1
-    assert after.runs == (0, 0, 1, 0, 0)
-    assert not any(after.dead), "dead is not for ever after a drift"
+    assert list(after.runs) == [0, 0, 1, 0, 0]
+    assert True not in after.dead, "dead is not for ever after a drift"
 
 
 def test_two_lesser_surprises_in_a_row_forget_and_the_first_is_kept() -> None:

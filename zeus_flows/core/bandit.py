@@ -16,7 +16,8 @@ NOISE_WEIGHT = 2.0  # how many runs that expectation is worth
 class Runs:
     """Number, mean and sum of squared deviations of some values; all of them, or the newest `window`.
 
-    Without a window nothing grows with the number of values; with one, only the newest are kept.
+    Without a window nothing grows with the number of values; with one, only the newest are kept. The number is
+    not whole where values have been discounted.
 
     >>> runs = Runs().add(1.0).add(3.0)
     >>> runs.count, runs.mean, runs.squares
@@ -25,7 +26,7 @@ class Runs:
     4.0
     """
 
-    count: int = 0
+    count: float = 0
     mean: float = 0.0
     squares: float = 0.0
     newest: tuple[float, ...] = ()
@@ -40,6 +41,10 @@ class Runs:
         newest = (*self.newest, value)[-window:]
         mean = math.fsum(newest) / len(newest)
         return Runs(len(newest), mean, math.fsum((v - mean) ** 2 for v in newest), newest)
+
+    def discounted(self, factor: float) -> Runs:
+        """Return the statistics with every value counting for less."""
+        return Runs(self.count * factor, self.mean, self.squares * factor, self.newest)
 
     @property
     def variance(self) -> float:

@@ -21,6 +21,7 @@ from scipy.special import ndtr
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.drift import drifted, surprise, twice
 from zeus_flows.core.early_stop import Floats
+from zeus_flows.core.records import Drift
 
 # log Epochs(b): a mean with a slope, and a kernel in octaves from b0
 EPOCHS_MEAN = 2.0
@@ -47,6 +48,8 @@ NOISE_POOL_WEIGHT = 6.0
 NOISE_ARM_WEIGHT = 4.0
 
 T = TypeVar("T")
+
+DISCOUNT = 0.95  # what a run's weight is multiplied by with each run after it, where runs are discounted
 
 PROFILING_RATIO = 1.15  # what a profiling epoch costs, in epochs at the best limit, before any was seen
 
@@ -106,16 +109,20 @@ class EpochsBelief:
         return cls(batch_sizes, default_batch_size, (Runs(),) * n, (None,) * n, (False,) * n)
 
     @cached_property
-    def runs(self) -> tuple[int, ...]:
+    def runs(self) -> tuple[float, ...]:
         """How many runs of each arm reached the target."""
         return tuple(arm.count for arm in self.completed)
 
-    def complete(self, batch_size: int, epochs: float, *, window: int | None = None) -> EpochsBelief:
+    def complete(
+        self, batch_size: int, epochs: float, *, window: int | None = None, drift: Drift = Drift.RESET
+    ) -> EpochsBelief:
         """Return the belief after a run that reached the target."""
         arm = self.batch_sizes.index(batch_size)
         value = math.log(max(epochs, 1))
         belief, now = self, None
-        if self.completed[arm].count:
+        if drift is Drift.DISCOUNT:
+            belief = replace(self, completed=tuple(runs.discounted(DISCOUNT) for runs in self.completed))
+        if drift is Drift.RESET and self.completed[arm].count:
             now = self._surprise(arm, value)
             if drifted(now, self.last_surprise):
                 belief = self._reset(keep_last=twice(now, self.last_surprise), window=window)
@@ -126,7 +133,7 @@ class EpochsBelief:
             dead=_put(belief.dead, arm, False),
             completions=belief.completions + 1,
             last=(arm, value),
-            last_surprise=(self.last_surprise if now is None else now) if belief is self else None,
+            last_surprise=None if belief.resets > self.resets else self.last_surprise if now is None else now,
         )
 
     def stop(self, batch_size: int, epochs: float, *, max_epochs: int) -> EpochsBelief:

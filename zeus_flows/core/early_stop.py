@@ -7,7 +7,7 @@ So the decision carries a rule (numbers only), and the session asks `epochs_allo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -47,6 +47,9 @@ class PlannedCut:
         best_cost_j: Expected cost of the incumbent.
         horizon: Recurrences over which a better arm would be used.
         at_least: Epochs that are always allowed (an arm that has completed before).
+        at_most_j: What the attempt may cost where it may well have to be stopped, whatever the plan says: a budget
+            or a deadline that must leave enough for the run that follows. None: no bound.
+        room_j: What it may cost where it is all but sure to complete, so that nothing has to follow.
     """
 
     log_epochs: float
@@ -56,7 +59,12 @@ class PlannedCut:
     best_cost_j: float
     horizon: float
     at_least: int = 1
+    at_most_j: float | None = None
+    room_j: float | None = None
 
+
+SURE = 0.9  # an attempt is all but sure to complete where it does so with this probability
+LIKELY = 0.5  # under a bound, an attempt less likely to complete is stopped after its profile
 
 Cut = NoCut | CostCut | PlannedCut
 
@@ -78,7 +86,40 @@ def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int) -> int:
             return int(min(threshold_j // epoch_cost_j, max_epochs))
         case PlannedCut():
             planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs)
-            return min(max(planned, cut.at_least), max_epochs)
+            allowed = min(max(planned, cut.at_least), max_epochs)
+            return _within_bounds(cut, allowed, epoch_cost_j)
+
+
+def chance_to_complete(cut: PlannedCut, epochs: int) -> float:
+    """Return the probability that the target is reached within so many epochs."""
+    z = (math.log(epochs + 0.5) - cut.log_epochs) / math.sqrt(max(cut.variance + cut.noise, 1e-12))
+    return (1 - cut.never) * float(ndtr(z))
+
+
+def _within_bounds(cut: PlannedCut, allowed: int, epoch_cost_j: float) -> int:
+    if cut.at_most_j is None:
+        return allowed
+    bounded = min(allowed, int(max(cut.at_most_j, 0.0) // epoch_cost_j))
+    if cut.room_j is not None:
+        roomy = min(allowed, int(max(cut.room_j, 0.0) // epoch_cost_j))
+        if roomy > bounded and chance_to_complete(cut, roomy) >= SURE:
+            return roomy
+    return bounded if chance_to_complete(cut, bounded) >= LIKELY else min(bounded, 1)
+
+
+def capped(cut: Cut, *, at_most_j: float, room_j: float) -> Cut:
+    """Return the cut with bounds on what the attempt may cost; see `PlannedCut`.
+
+    >>> capped(NoCut(), at_most_j=100.0, room_j=200.0)
+    CostCut(threshold_j=100.0)
+    """
+    match cut:
+        case NoCut():
+            return CostCut(at_most_j)
+        case CostCut(threshold_j):
+            return CostCut(min(threshold_j, at_most_j))
+        case PlannedCut():
+            return replace(cut, at_most_j=at_most_j, room_j=room_j)
 
 
 def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int) -> tuple[int, float]:

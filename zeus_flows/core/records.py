@@ -35,6 +35,14 @@ class Selector(StrEnum):
     MAX_SLOWDOWN = "max_slowdown"  # least energy among limits at most `slowdown` times slower than the fastest
 
 
+class Drift(StrEnum):
+    """What `thompson` and `lookahead` do about epochs that change over time, beside the window."""
+
+    RESET = "reset"  # forget what was learnt about epochs when a run is too surprising
+    DISCOUNT = "discount"  # let every run count a little less with each one after it
+    IGNORE = "ignore"
+
+
 class EnergySource(StrEnum):
     """Where joules come from. Observations from different sources are never mixed."""
 
@@ -81,11 +89,16 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class LimitMeasurement:
-    """AvgPower(b, p) and Throughput(b, p) of eq. 5, with throughput in samples per second."""
+    """AvgPower(b, p) and Throughput(b, p) of eq. 5, with throughput in samples per second.
+
+    Attributes:
+        begun_s: Seconds measured where training ended before there were enough; None where there were.
+    """
 
     power_limit_w: float
     average_power_w: float
     samples_per_s: float
+    begun_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("power_limit_w", "average_power_w", "samples_per_s"):
@@ -98,13 +111,20 @@ class LimitMeasurement:
 class PowerProfile:
     """Power limit -> average power and throughput, for one (batch size, GPU).
 
-    Only a complete profile defines an arm's epoch cost; a partial one is kept to be completed.
+    Only a complete profile defines an arm's epoch cost; a partial one is kept to be completed. A complete one need
+    not hold every limit: those that cannot win are not measured.
+
+    Attributes:
+        made_with: Major versions it depends on, such as `torch 2, driver 550`; empty where none matter.
+        stale_w: Limits whose measurements still serve but are to be measured again.
     """
 
     batch_size: int
     gpu: Gpu
     measurements: tuple[LimitMeasurement, ...]
     complete: bool = True
+    made_with: str = ""
+    stale_w: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +149,7 @@ class Job:
         exploration_budget: Share by which cumulative cost may exceed the estimated default's; None: no bound.
         deadline_s: Seconds within which a recurrence must finish; None: no bound.
         fingerprint: Hash of what makes observations comparable.
+        drift: What is done about epochs that change over time.
     """
 
     name: str
@@ -148,6 +169,7 @@ class Job:
     exploration_budget: float | None = None
     deadline_s: float | None = None
     fingerprint: str = ""
+    drift: Drift = Drift.RESET
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:
@@ -216,6 +238,7 @@ class ArmBelief:
         chance_best: Probability that this arm is the cheapest; None where the policy does not estimate it.
         gain_j: What trying the arm now is expected to save over running the best known one, its own cost
             and what it may teach included; None where the policy does not weigh it.
+        noise: Standard deviation of the log of one run's cost around the arm's mean; None where unknown.
     """
 
     batch_size: int
@@ -226,6 +249,7 @@ class ArmBelief:
     status: str = "untried"
     chance_best: float | None = None
     gain_j: float | None = None
+    noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +310,7 @@ class Observation:
         energy_complete: False where a reading failed: kept, shown, and kept from the bandit.
         explores: Copied from the decision.
         detail: A sentence about how it ended, for people.
+        traceback: Where the train function broke; empty where it did not.
     """
 
     recurrence: int
@@ -308,6 +333,7 @@ class Observation:
     explores: bool = False
     fingerprint: str = ""
     detail: str = ""
+    traceback: str = ""
 
     def __post_init__(self) -> None:
         for name in ("energy_j", "time_s", "profiling_energy_j", "profiling_time_s"):

@@ -18,8 +18,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from zeus_flows.core.bandit import Runs
 from zeus_flows.core.codec import from_plain
 from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.policy import safety
 from zeus_flows.core.policy.base import Choice, Policy, View
 from zeus_flows.core.policy.baselines import Default, Power
 from zeus_flows.core.policy.grid import Grid
@@ -114,6 +116,7 @@ def to_json(state: State) -> dict[str, Any]:
         "samples_per_epoch": state.samples_per_epoch,
         "rates": [[b, key, jsonable(rate)] for (b, key), rate in state.rates.items()],
         "max_power_w": dict(state.max_power_w),
+        "default_epochs": jsonable(state.default_epochs),
         "belief": jsonable(state.belief),
     }
 
@@ -138,6 +141,7 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         rates={(int(b), str(key)): from_plain(Rate, rate) for b, key, rate in data["rates"]},
         max_power_w={k: float(v) for k, v in data["max_power_w"].items()},
         sample_costs=sample_costs(job, profiles),
+        default_epochs=from_plain(Runs, data["default_epochs"]),
     )
 
 
@@ -152,7 +156,7 @@ def _settings(job: Job) -> str:
     """Return a hash of everything in the job that the fold depends on."""
     parts = (
         *(job.policy, job.batch_sizes, job.default_batch_size, job.max_epochs, job.fingerprint),
-        *(job.objective_eta, job.selector, job.slowdown, job.beta, job.window),
+        *(job.objective_eta, job.selector, job.slowdown, job.beta, job.window, job.drift),
     )
     return hashlib.sha256(json.dumps(jsonable(parts)).encode()).hexdigest()[:16]
 
@@ -170,17 +174,22 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
         choice = _policy(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
         reason = Reason("only-arm", text, arms=choice.reason.arms)
         return replace(choice, batch_size=default, reason=reason, cut=NoCut(), explores=False)
-    exploring = [f for f in ask.in_flight if f.explores and f.recurrence != ask.recurrence]
     choice = _policy(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
-    if not (choice.explores and exploring):
+    if not choice.explores:
+        return choice
+    exploring = [f for f in ask.in_flight if f.explores and f.recurrence != ask.recurrence]
+    bounded = job.policy != "zeus-paper" and (job.exploration_budget is not None or job.deadline_s is not None)
+    if not exploring and not bounded:
         return choice
     safe = _policy(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=False))
-    other = exploring[0]
-    text = (
-        f"recurrence {other.recurrence} is trying batch size {other.batch_size}; meanwhile {safe.batch_size}, "
-        f"the best known, runs"
-    )
-    return replace(safe, reason=replace(safe.reason, kind="in-flight", text=text), explores=False)
+    if exploring:
+        other = exploring[0]
+        text = (
+            f"recurrence {other.recurrence} is trying batch size {other.batch_size}; meanwhile {safe.batch_size}, "
+            f"the best known, runs"
+        )
+        return replace(safe, reason=replace(safe.reason, kind="in-flight", text=text), explores=False)
+    return safety.bounded(job, state, ask, choice, safe)
 
 
 def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:

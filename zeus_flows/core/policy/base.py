@@ -138,10 +138,10 @@ def joules(value: float) -> str:
     return f"{value:.3g} J"
 
 
-def times(count: int, what: str = "run") -> str:
-    """Return a count for people.
+def times(count: float) -> str:
+    """Return a number of runs for people.
 
-    >>> times(1), times(3)
-    ('1 run', '3 runs')
+    >>> times(1), times(3), times(2.41)
+    ('1 run', '3 runs', '2.4 runs')
     """
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{round(count, 1):g} run{'' if count == 1 else 's'}"

@@ -29,15 +29,9 @@ class Lookahead:
     def choose(self, job: Job, belief: EpochsBelief, view: View) -> Choice:
         """Return the candidate that is expected to pay most, or the incumbent where none does."""
         outlook = shared_belief.Outlook(job, belief, view)
-        if outlook.incumbent is None:
-            return shared_belief.without_incumbent(outlook)
-        retries = view.ask.attempt - 1
-        if retries > shared_belief.EXPLORING_RETRIES:
-            return shared_belief.exploit(
-                outlook, uncut=True, kind="retry", why="; it runs without an early stop, so that this recurrence ends"
-            )
-        if not view.may_explore:
-            return shared_belief.exploit(outlook, uncut=False)
+        forced = shared_belief.without_exploring(outlook)
+        if forced is not None:
+            return forced
         trial = shared_belief.best_trial(outlook, outlook.candidates)
         return trial or shared_belief.exploit(outlook, uncut=False, why="; no other is expected to pay for being tried")
 

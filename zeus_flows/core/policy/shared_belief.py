@@ -33,7 +33,7 @@ def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
         extra = lesson.cost_j - lesson.epochs * lesson.epoch_cost_j
         belief = belief.profiled(1 + extra / lesson.epoch_cost_j)
     if lesson.converged:
-        return belief.complete(lesson.batch_size, lesson.epochs, window=job.window)
+        return belief.complete(lesson.batch_size, lesson.epochs, window=job.window, drift=job.drift)
     return belief.stop(lesson.batch_size, lesson.epochs, max_epochs=job.max_epochs)
 
 
@@ -167,15 +167,17 @@ class Outlook:
         """Return what is believed of every arm, for the reason of a decision."""
         expected, chances = np.exp(np.minimum(self.mu, LARGEST_LOG)).tolist(), self.chances().tolist()
         spread, runs = self.deviation.tolist(), self.belief.runs
+        noise = np.sqrt(self.belief.posterior.noise).tolist()
         sampled = None if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
         looked_at, feasible = set(self.candidates.tolist()), self.feasible.tolist()
         return tuple(
             ArmBelief(
-                *(b, runs[i], expected[i], spread[i]),
+                *(b, round(runs[i]), expected[i], spread[i]),
                 sampled_cost_j=None if sampled is None else sampled[i],
                 status=self._status(i, feasible[i], looked_at),
                 chance_best=chances[i],
                 gain_j=None if gains is None else gains.get(i),
+                noise=noise[i],
             )
             for i, b in enumerate(self.job.batch_sizes)
         )
@@ -202,6 +204,19 @@ def without_incumbent(outlook: Outlook) -> Choice:
         return Choice(arm, Reason("first-run", text))
     text = f"no batch size has reached the target yet; {arm} is the nearest to the default that may still"
     return Choice(arm, Reason("first-run", text, numbers={"failed": float(len(dead | stopped))}), explores=True)
+
+
+def without_exploring(outlook: Outlook) -> Choice | None:
+    """Choose where there is nothing to weigh: before any run has completed, at the last retry, or by order."""
+    if outlook.incumbent is None:
+        return without_incumbent(outlook)
+    if outlook.view.ask.attempt - 1 > EXPLORING_RETRIES:
+        return exploit(
+            outlook, uncut=True, kind="retry", why="; it runs without an early stop, so that this recurrence ends"
+        )
+    if not outlook.view.may_explore:
+        return exploit(outlook, uncut=False)
+    return None
 
 
 def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = "") -> Choice:

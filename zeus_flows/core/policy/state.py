@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zeus_flows.core.bandit import Runs
 from zeus_flows.core.cost import attempt_cost
 from zeus_flows.core.policy.base import Lesson
 from zeus_flows.core.power import best_limit, cost_per_sample
@@ -56,12 +57,14 @@ class State:
         rates: Epoch costs of arms without a complete profile.
         max_power_w: MAXPOWER of every GPU seen.
         sample_costs: For each GPU, the cost of one sample at each arm's best limit, from complete profiles.
+        default_epochs: Epochs that the default batch size took, where it converged.
         belief: What the job's policy has learnt.
         settings: Hash of everything in the job that the fold depends on; a snapshot is of use only for the same.
     """
 
     belief: Any
     settings: str = ""
+    default_epochs: Runs = field(default_factory=Runs)
     observations: int = 0
     order: tuple[int, int] = (0, 0)
     profiles: Mapping[Key, PowerProfile] = field(default_factory=dict)
@@ -140,6 +143,8 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
     fields: dict[str, Any] = {"gpu": gpu, "samples_per_epoch": observation.samples_per_epoch}
     if state.max_power_w.get(gpu_key) != gpu.max_power_w:
         fields["max_power_w"] = {**state.max_power_w, gpu_key: gpu.max_power_w}
+    if observation.converged and observation.batch_size == job.default_batch_size and observation.epochs:
+        fields["default_epochs"] = state.default_epochs.add(observation.epochs, window=job.window)
     if observation.profile is not None and observation.profile.measurements:
         fields |= _profiled(job, state, observation.profile)
     known = observation.batch_size in fields.get("sample_costs", state.sample_costs).get(gpu_key, _NOTHING)

@@ -33,15 +33,9 @@ class Thompson:
     def choose(self, job: Job, belief: EpochsBelief, view: View) -> Choice:
         """Return the arm whose drawn cost is least."""
         outlook = shared_belief.Outlook(job, belief, view)
-        if outlook.incumbent is None:
-            return shared_belief.without_incumbent(outlook)
-        retries = view.ask.attempt - 1
-        if retries > shared_belief.EXPLORING_RETRIES:
-            return shared_belief.exploit(
-                outlook, uncut=True, kind="retry", why="; it runs without an early stop, so that this recurrence ends"
-            )
-        if not view.may_explore:
-            return shared_belief.exploit(outlook, uncut=False)
+        forced = shared_belief.without_exploring(outlook)
+        if forced is not None:
+            return forced
         trial = shared_belief.best_trial(outlook, outlook.candidates[outlook.unprofiled[outlook.candidates]])
         return trial or self._sample(outlook)
 

@@ -92,6 +92,9 @@ class _Look:
         self.converged = {b: r for b in view.arms if (r := self.runs(b)).converged and b in self.costs}
         self.best = min(self.converged, key=self.expected_j, default=None)
 
+    def count(self, arm: int) -> int:
+        return round(self.runs(arm).epochs.count)
+
     def runs(self, arm: int) -> ArmRuns:
         return self.belief.arms.get(arm, _NO_RUNS)
 
@@ -131,7 +134,7 @@ class _Look:
                 self.view.arms,
                 start=self.view.default if number == 1 else self.best,
                 round_number=number,
-                runs=lambda b: self.runs(b).epochs.count,
+                runs=self.count,
                 converged=lambda b: self.runs(b).converged > 0,
             )
             if arm is not None:
@@ -188,13 +191,14 @@ class _Look:
     def _arm(self, arm: int, drawn: float | None) -> ArmBelief:
         runs = self.runs(arm)
         if arm not in self.view.arms:
-            return ArmBelief(arm, runs.epochs.count, status="infeasible")
+            return ArmBelief(arm, self.count(arm), status="infeasible")
         if arm not in self.converged:
             status = "pruned" if runs.epochs.count >= ROUNDS else "untried"
-            return ArmBelief(arm, runs.epochs.count, status=status)
+            return ArmBelief(arm, self.count(arm), status=status)
         belief = self.posterior(arm)
         spread = math.sqrt(belief.variance) / belief.mean if belief.mean > 0 else None
-        return ArmBelief(arm, runs.epochs.count, belief.mean, spread, drawn, "known")
+        noise = math.sqrt(learnt_variance(runs.epochs)) / runs.epochs.mean
+        return ArmBelief(arm, self.count(arm), belief.mean, spread, drawn, "known", noise=noise)
 
 
 _NO_RUNS = ArmRuns()

@@ -1,0 +1,132 @@
+"""Promises 16 and 17: never late, never dear."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.core.builders import LIMITS, SAMPLES, ask, cost_of_epoch, decide, job, observation, profile
+from zeus_flows.core import policy
+from zeus_flows.core.early_stop import CostCut, NoCut, PlannedCut, capped, epochs_allowed
+from zeus_flows.core.policy.safety import SETTLED, budget_left
+from zeus_flows.core.power import cost_per_sample
+from zeus_flows.core.records import Job, Observation, Outcome
+
+EVERY_LEARNER = pytest.mark.parametrize("name", ["thompson", "lookahead", "zeus"])
+
+
+def default_cost(a_job: Job, epochs: float) -> float:
+    known = profile(32)
+    at = next(m for m in known.measurements if m.power_limit_w == max(LIMITS))
+    return epochs * SAMPLES * cost_per_sample(a_job, known, at)
+
+
+def long_history(epochs: int = 20) -> list[Observation]:
+    return [observation(i, 32, epochs, profiled=i == 1) for i in range(1, SETTLED + 10)]
+
+
+@EVERY_LEARNER
+def test_without_room_in_the_budget_the_best_known_arm_runs(name: str) -> None:
+    history = long_history()
+    wasted = replace(history[-1], recurrence=SETTLED + 10, energy_j=1e9, time_s=1e6)
+    free = [decide(job(name), [*history, wasted], ask(r)).explores for r in range(40, 60)]
+    held = [decide(job(name, exploration_budget=0.05), [*history, wasted], ask(r)) for r in range(40, 60)]
+    assert any(free)
+    assert not any(d.explores for d in held)
+    assert any(d.reason.kind == "held-back" for d in held)
+
+
+@EVERY_LEARNER
+def test_with_room_in_the_budget_exploration_goes_on_within_it(name: str) -> None:
+    history = long_history()
+    a_job = job(name, exploration_budget=1.0)
+    tries = [d for r in range(40, 60) if (d := decide(a_job, history, ask(r))).explores]
+    assert tries
+    left = budget_left(a_job, policy.fold(a_job, history), ask(40), best_cost_j=20 * cost_of_epoch(a_job, 32))
+    assert left is not None
+    for decision in tries:
+        bound = decision.cut.room_j if isinstance(decision.cut, PlannedCut) else None
+        if isinstance(decision.cut, CostCut):
+            bound = decision.cut.threshold_j
+        assert bound is not None
+        assert bound <= left * 1.001
+
+
+def test_what_is_left_is_the_budget_above_the_estimated_default_less_what_was_spent() -> None:
+    a_job = job(exploration_budget=0.1)
+    history = long_history()
+    state = policy.fold(a_job, history)
+    recurrences = len(history) + 1
+    spent = sum(0.5 * o.energy_j + 0.5 * 250.0 * o.time_s for o in history)
+    left = budget_left(a_job, state, ask(), best_cost_j=1.0)
+    assert left == pytest.approx(1.1 * recurrences * default_cost(a_job, 20) - spent)
+
+
+def test_the_first_recurrences_share_one_budget() -> None:
+    a_job = job(exploration_budget=0.0)
+    history = long_history()[:1]
+    best = 20 * cost_of_epoch(a_job, 32)
+    early = budget_left(a_job, policy.fold(a_job, history), ask(), best_cost_j=best)
+    spent = 0.5 * history[0].energy_j + 0.5 * 250.0 * history[0].time_s
+    default = default_cost(a_job, 20)
+    assert early == pytest.approx(2 * default - spent + (SETTLED - 2) * (default - best))
+
+
+def test_nothing_is_left_to_spend_while_the_default_is_unknown() -> None:
+    a_job = job(exploration_budget=0.05)
+    assert budget_left(a_job, policy.fold(a_job, []), ask(), best_cost_j=1.0) is None
+    no_profile = policy.fold(a_job, [observation(1, 32, 10)])
+    assert budget_left(a_job, no_profile, ask(), best_cost_j=1.0) is None
+
+
+@EVERY_LEARNER
+def test_an_exploration_that_would_make_a_recurrence_late_is_not_begun(name: str) -> None:
+    history = long_history()
+    run_s = history[0].time_s
+    late = [decide(job(name, deadline_s=1.01 * run_s), history, ask(r)) for r in range(40, 60)]
+    assert not any(d.explores for d in late)
+    in_time = [decide(job(name, deadline_s=10 * run_s), history, ask(r)) for r in range(40, 60)]
+    assert any(d.explores for d in in_time)
+
+
+def test_time_already_spent_in_a_recurrence_counts_against_its_deadline() -> None:
+    history = long_history()
+    run_s = history[0].time_s
+    a_job = job("lookahead", deadline_s=4 * run_s)
+    assert decide(a_job, history, ask(60)).explores
+    stopped = observation(60, 64, 5, outcome=Outcome.STOPPED, profiled=True)
+    stopped = replace(stopped, time_s=2.9 * run_s)
+    assert not decide(a_job, [*history, stopped], ask(60, 2, tried=(64,))).explores
+
+
+def test_an_exploration_with_its_following_run_fits_the_deadline() -> None:
+    history = long_history()
+    run_s = history[0].time_s
+    a_job = job("lookahead", deadline_s=2.5 * run_s)
+    decision = decide(a_job, history, ask(60))
+    assert decision.explores
+    cost = cost_of_epoch(a_job, decision.batch_size)
+    epochs = epochs_allowed(decision.cut, epoch_cost_j=cost, max_epochs=50)
+    tried = observation(60, decision.batch_size, epochs)
+    assert tried.time_s + run_s <= 2.5 * run_s
+
+
+def test_the_published_policy_knows_no_budget() -> None:
+    history = [observation(1, 32, 10, profiled=True)]
+    assert decide(job("zeus-paper", exploration_budget=0.0, deadline_s=0.0), history).explores
+
+
+@EVERY_LEARNER
+def test_before_anything_has_converged_whatever_runs_is_a_try(name: str) -> None:
+    failed = observation(1, 32, 50, outcome=Outcome.EXHAUSTED, profiled=True)
+    decision = decide(job(name, exploration_budget=0.0), [failed], ask(1, 2, tried=(32,)))
+    assert decision.batch_size != 32
+
+
+def test_a_bounded_attempt_that_may_well_fail_stops_after_its_profile() -> None:
+    cut = PlannedCut(3.0, 0.02, 0.01, 0.05, best_cost_j=1e4, horizon=10.0)
+    bounded = capped(cut, at_most_j=500.0, room_j=1_000.0)
+    assert epochs_allowed(bounded, epoch_cost_j=100.0, max_epochs=50) == 1
+    assert epochs_allowed(bounded, epoch_cost_j=20.0, max_epochs=50) > 20
+    assert epochs_allowed(capped(NoCut(), at_most_j=500.0, room_j=1e3), epoch_cost_j=100.0, max_epochs=50) == 5

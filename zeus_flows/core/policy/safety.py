@@ -1,0 +1,161 @@
+"""Exploring only where it fits: within a budget over all recurrences, within a deadline for this one.
+
+Both bounds leave an exploration so many joules: its *room* where it completes, and less where it has to be stopped,
+because a run of the best known arm must then follow. What an arm costs is known after its first epoch; so an
+exploration may begin where that epoch fits, and goes on where it is all but sure to complete within its room or
+may be stopped later without breaking a bound (`PlannedCut` and `epochs_allowed` see to that).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from zeus_flows.core.cost import attempt_cost, cost_rate
+from zeus_flows.core.early_stop import CostCut, PlannedCut, capped, chance_to_complete, epochs_allowed
+from zeus_flows.core.policy.base import Choice, joules
+from zeus_flows.core.policy.state import State
+from zeus_flows.core.power import best_limit, cost_per_sample
+from zeus_flows.core.records import Ask, Gpu, Job
+
+ALMOST_SURELY = 1.645  # deviations: the 95th percentile
+LIKELY = 0.84  # deviations: the 80th percentile
+PROFILING = 0.3  # share by which an epoch that profiles may be dearer
+SETTLED = 20  # recurrences that share the first budget
+WORTH_TRYING = 0.5  # least probability of completing within the bounds, where the epoch cost is known
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an exploration may cost, in joules: where it is stopped, and where it completes."""
+
+    at_most_j: float
+    room_j: float
+
+
+def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> Choice:
+    """Return the exploration within its bounds, or the safe choice where it does not fit.
+
+    Args:
+        job: With `exploration_budget` or `deadline_s`, or both.
+        state: What was spent so far.
+        ask: Which recurrence, on which GPU.
+        choice: The exploration that the policy would like.
+        safe: What it would run without exploring.
+    """
+    if safe.explores:
+        return choice  # nothing has reached the target yet: whatever runs is a try
+    gpu = ask.gpu or state.gpu
+    bounds = None if gpu is None else _bounds(job, state, ask, safe, gpu)
+    if bounds is None or gpu is None:
+        return _held_back(safe, choice, "what a run takes is not known well enough yet to keep the bounds")
+    cut = capped(choice.cut, at_most_j=bounds.at_most_j, room_j=bounds.room_j)
+    bounded_choice = replace(choice, cut=cut)
+    if not _fits(job, state, ask, bounded_choice, gpu, bounds):
+        left = joules(bounds.at_most_j) if bounds.at_most_j > 0 else "nothing"
+        return _held_back(safe, choice, f"the budget or the deadline leaves {left} for trying")
+    numbers = {**choice.reason.numbers, "at_most_j": bounds.at_most_j, "room_j": bounds.room_j}
+    return replace(bounded_choice, reason=replace(choice.reason, numbers=numbers))
+
+
+def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> float | None:
+    """Return how many joules may still be spent, this recurrence included; None while the default is not known.
+
+    The estimated default is Epochs(b0) at b0's epoch cost with the maximum power limit, for the data of every
+    recurrence; recurrences on GPUs that b0 was not profiled on are left out on both sides. The first
+    `SETTLED` recurrences share one budget: exploring early may run ahead of it as far as running the best known
+    arm, at `best_cost_j` a run, makes up for by then.
+    """
+    gpu = ask.gpu or state.gpu
+    if gpu is None or not state.default_epochs.count:
+        return None
+    default_j = spent_j = 0.0
+    recurrences = int(ask.recurrence != state.current[0])
+    for key, spent in state.spent.items():
+        profile = state.profiles.get((job.default_batch_size, key))
+        if profile is None or not profile.complete or not profile.measurements:
+            continue
+        at_maximum = max(profile.measurements, key=lambda m: m.power_limit_w)
+        per_sample_j = state.default_epochs.mean * cost_per_sample(job, profile, at_maximum)
+        default_j += spent.samples * per_sample_j
+        recurrences += spent.recurrences
+        spent_j += attempt_cost(
+            energy_j=spent.energy_j, time_s=spent.time_s, eta=job.objective_eta, max_power_w=profile.gpu.max_power_w
+        )
+        if key == gpu.key and ask.recurrence != state.current[0]:
+            default_j += (ask.samples_per_epoch or state.samples_per_epoch or 0) * per_sample_j
+    if not default_j:
+        return None
+    share = 1 + (job.exploration_budget or 0.0)
+    ahead = max(SETTLED - recurrences, 0)
+    return share * default_j - spent_j + ahead * (share * default_j / recurrences - best_cost_j)
+
+
+def _bounds(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu) -> Bounds | None:
+    """Return the narrower of what budget and deadline leave; None where one of them cannot be told."""
+    expected = _cost(safe, 0.0)
+    if expected is None:
+        return None
+    bounds = []
+    if job.exploration_budget is not None:
+        left = budget_left(job, state, ask, best_cost_j=expected)
+        if left is None:
+            return None
+        bounds.append(Bounds(left - expected, left))
+    if job.deadline_s is not None:
+        before = _before_deadline(job, state, ask, safe, gpu, job.deadline_s)
+        if before is None:
+            return None
+        bounds.append(before)
+    return Bounds(min(b.at_most_j for b in bounds), min(b.room_j for b in bounds))
+
+
+def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, deadline_s: float) -> Bounds | None:
+    """Return what may be spent before the deadline so that the best known arm can still run after it.
+
+    A late recurrence is worse than a dear one: there is no more room where the exploration is likely to complete.
+    """
+    profiles = [p for (_, key), p in state.profiles.items() if key == gpu.key and p.complete and p.measurements]
+    safe_profile = next((p for p in profiles if p.batch_size == safe.batch_size), None)
+    following_j = _cost(safe, ALMOST_SURELY)
+    if safe_profile is None or following_j is None:
+        return None
+
+    def watts(average_power_w: float) -> float:
+        return cost_rate(average_power_w=average_power_w, eta=job.objective_eta, max_power_w=gpu.max_power_w)
+
+    elapsed_s = state.current[2] if state.current[0] == ask.recurrence else 0.0
+    following_s = following_j / watts(best_limit(job, safe_profile).average_power_w)
+    # The arm to be tried is taken to cost as little a second as any measurement: then a joule lasts longest.
+    least_w = watts(min(m.average_power_w for p in profiles for m in p.measurements))
+    at_most_j = (deadline_s - elapsed_s - following_s) * least_w
+    return Bounds(at_most_j, at_most_j)
+
+
+def _fits(job: Job, state: State, ask: Ask, choice: Choice, gpu: Gpu, bounds: Bounds) -> bool:
+    """Return whether the exploration may begin."""
+    if not isinstance(choice.cut, PlannedCut):
+        return isinstance(choice.cut, CostCut) and 0 < choice.cut.threshold_j <= bounds.at_most_j
+    per_sample = state.sample_cost(job, choice.batch_size, gpu.key)
+    if per_sample is None:
+        believed_j = _cost(choice, LIKELY)
+        if believed_j is None:
+            return False
+        epoch_j = believed_j / math.exp(min(choice.cut.log_epochs + 0.5 * choice.cut.noise, 50.0))
+        return (1 + PROFILING) * epoch_j <= bounds.at_most_j
+    epoch_j = per_sample * (ask.samples_per_epoch or state.samples_per_epoch or 1)
+    allowed = epochs_allowed(choice.cut, epoch_cost_j=epoch_j, max_epochs=job.max_epochs)
+    return chance_to_complete(choice.cut, allowed) >= WORTH_TRYING
+
+
+def _cost(choice: Choice, deviations: float) -> float | None:
+    """Return what a run of the chosen arm may cost, so many standard deviations above what is expected."""
+    arm = next((a for a in choice.reason.arms if a.batch_size == choice.batch_size), None)
+    if arm is None or arm.expected_cost_j is None:
+        return None
+    return arm.expected_cost_j * math.exp(min(deviations * math.hypot(arm.spread or 0.0, arm.noise or 0.0), 50.0))
+
+
+def _held_back(safe: Choice, wished: Choice, why: str) -> Choice:
+    text = f"{safe.reason.text}; batch size {wished.batch_size} is not tried: {why}"
+    return replace(safe, reason=replace(safe.reason, kind="held-back", text=text))
