@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost
+from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.observer import tried_batch_sizes
 from zeus_flows.core.records import (
     Ask,
     Decision,
@@ -19,10 +21,13 @@ from zeus_flows.core.records import (
     Job,
     Mode,
     Observation,
+    Outcome,
     PowerProfile,
+    Reason,
     Selector,
     decision_seed,
 )
+from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, Ledger
 from zeus_flows.training.trainer import AttemptFailed
 
@@ -140,22 +145,52 @@ class LocalSteps:
                 power_limits_w=self.trainer.power_limits_w,
             ),
         )
+        if history.degraded:
+            decision = stand_in(self.job, decision)
+        reached("after-decide")
         attempt_id = self.ledger.decided(decision, self._context)
+        reached("after-decided")
         return Attempt(attempt_id, decision, history.state.profile(decision.batch_size, self.trainer.gpu))
 
     def train(self, attempt: Attempt) -> Observation:
         """Train the attempt. One that breaks is observed as failed before its exception goes on."""
+        try:
+            return self.try_once(attempt)
+        except AttemptFailed as failure:
+            self.failed(attempt, failure)
+
+    def try_once(self, attempt: Attempt) -> Observation:
+        """Train the attempt once.
+
+        Raises:
+            AttemptFailed: the train function broke, and nothing was written about it yet: it may be tried again.
+                What is no error but an order to stop (a signal) is observed and goes on as it is.
+        """
 
         def report(epoch: EpochReport) -> None:
             self.ledger.epoch(attempt.id, epoch)
 
         try:
-            return self.trainer.train(self.job, attempt.decision, attempt.profile, report)
+            observation = self.trainer.train(self.job, attempt.decision, attempt.profile, report)
         except AttemptFailed as failure:
-            self.ledger.observed(attempt.id, failure.observation)
-            cause = failure.__cause__
-            assert cause is not None
-            raise cause from None
+            if isinstance(failure.__cause__, Exception):
+                raise
+            self.failed(attempt, failure)
+        return self._with_what_was_tried(observation)
+
+    def failed(self, attempt: Attempt, failure: AttemptFailed) -> NoReturn:
+        """Write that the attempt failed and let its exception go on."""
+        self.ledger.observed(attempt.id, failure.observation)
+        cause = failure.__cause__
+        assert cause is not None
+        raise cause from None
+
+    def _with_what_was_tried(self, observation: Observation) -> Observation:
+        """Let an observer's report name the batch sizes that were tried before, with their doubt."""
+        if self.job.mode is not Mode.OBSERVE:
+            return observation
+        tried = tried_batch_sizes(self.job, (*self.ledger.observations(), observation))
+        return replace(observation, detail="; ".join((observation.detail, *(t.sentence for t in tried))))
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write how it went."""
@@ -166,20 +201,44 @@ class LocalSteps:
         self.ledger.ended([observation for _, observation in recurrence.attempts])
 
 
+def stand_in(job: Job, decision: Decision) -> Decision:
+    """Return the decision for a recurrence whose history could not be read: the default batch size, uncut."""
+    text = f"MLflow did not answer: the default batch size {job.default_batch_size} stands in"
+    return replace(
+        decision,
+        batch_size=job.default_batch_size,
+        reason=Reason("degraded", text),
+        cut=NoCut(),
+        explores=False,
+        degraded=True,
+    )
+
+
 def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     """Run one recurrence to its end: attempts until one converges or `job.max_attempts` have not.
 
-    Where the batch size may not change there is nothing else to try: one attempt.
+    Where the batch size may not change there is nothing else to try: one attempt. Batch sizes that do not fit the GPU
+    are soon told and do not count.
     """
     number = steps.begin()
     done: list[tuple[Attempt, Observation]] = []
-    for _ in range(job.max_attempts if job.mode is Mode.FULL else 1):
+    tried: set[int] = set()
+    left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
+    while left:
         attempt = steps.decide(number, tuple(observation for _, observation in done))
         observation = steps.train(attempt)
         steps.observe(attempt, observation)
         done.append((attempt, observation))
         if observation.converged:
             break
+        left -= not _does_not_fit(job, observation, tried)
+        tried.add(observation.batch_size)
     recurrence = Recurrence(number, tuple(done))
     steps.end(recurrence)
     return recurrence
+
+
+def _does_not_fit(job: Job, observation: Observation, tried: set[int]) -> bool:
+    """Whether the recurrence goes on with another batch size because this one, new to it, does not fit the GPU."""
+    others = job.mode is Mode.FULL and observation.batch_size > job.batch_sizes[0]
+    return others and observation.outcome is Outcome.OUT_OF_MEMORY and observation.batch_size not in tried

@@ -61,7 +61,8 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
         "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
     }
     local = LocalSteps(job_file.core(), ledger, trainer, context)
-    done = run_recurrence(local.job, PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id)))
+    steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
+    done = run_recurrence(local.job, steps)
     for attempt, observation in done.attempts:
         get_run_logger().info(
             "recurrence %d.%d: batch size %d (%s) -> %s",

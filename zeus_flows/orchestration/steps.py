@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
@@ -14,6 +14,7 @@ from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.recurrence import Attempt, LocalSteps, Recurrence
 from zeus_flows.reporting.text import describe_arm, joules
+from zeus_flows.training.trainer import AttemptFailed
 
 
 async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
@@ -26,9 +27,17 @@ def _decide(steps: LocalSteps, recurrence: int, earlier: tuple[Observation, ...]
     return steps.decide(recurrence, earlier)
 
 
-@task(name="train", cache_policy=NO_CACHE)
+async def _can_go_on(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
+    """Retry a training only where it goes on from a checkpoint: from the start it would break again."""
+    failure = await state.aresult(raise_on_failure=False)
+    return isinstance(failure, AttemptFailed) and failure.resumable
+
+
+@task(name="train", cache_policy=NO_CACHE, retry_condition_fn=_can_go_on)
 def _train(steps: LocalSteps, attempt: Attempt) -> Observation:
-    return steps.train(attempt)
+    observation = steps.try_once(attempt)
+    get_run_logger().info("batch size %d %s: %s", observation.batch_size, observation.outcome, observation.detail)
+    return observation
 
 
 @task(name="observe", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=10, retry_condition_fn=_store_was_away)
@@ -42,10 +51,12 @@ class PrefectSteps:
     Args:
         local: What does the work.
         run_url: Makes the MLflow UI's address of an attempt's run from its id.
+        retries: How often a training that broke goes on from its last checkpoint.
     """
 
-    def __init__(self, local: LocalSteps, *, run_url: str) -> None:
+    def __init__(self, local: LocalSteps, *, run_url: str, retries: int = 0) -> None:
         self._local, self._run_url = local, run_url
+        self._train = _train.with_options(retries=retries, retry_delay_seconds=1)
         self._key = re.sub(r"[^a-z0-9]+", "-", local.job.name.lower()).strip("-")
 
     def begin(self) -> int:
@@ -68,8 +79,11 @@ class PrefectSteps:
         return attempt
 
     def train(self, attempt: Attempt) -> Observation:
-        """Train in a task."""
-        return _train(self._local, attempt)
+        """Train in a task; one that broke is tried again from its checkpoint, then observed as failed."""
+        try:
+            return self._train(self._local, attempt)
+        except AttemptFailed as failure:
+            self._local.failed(attempt, failure)
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write the outcome in a task."""

@@ -1,15 +1,17 @@
 """Just-in-time power profiling (section 4.2): power limits are measured while the model trains.
 
-The profiler is told of every step. For each limit it discards a warm-up, then measures a span of whole steps.
-A span that an epoch ends too early goes on in the next epoch, so that epochs of one step finish a profile too.
+The profiler is told of every step. Going down from the greatest limit, it discards a warm-up at each, then measures a
+span of whole steps. A span that an epoch ends too early goes on in the next epoch, and one that training ends too
+early goes on in the next recurrence, so that epochs of one step finish a profile too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from zeus_flows.core.records import EnergySource, LimitMeasurement, PowerProfile
+from zeus_flows.core.power import may_win
+from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile
 from zeus_flows.errors import DeviceError, DeviceLost, MeasurementError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import Mark
@@ -22,7 +24,7 @@ class _Slice:
     warmup_s: float = 0.0
     time_s: float = 0.0
     energy_j: float = 0.0
-    samples: int = 0
+    samples: float = 0.0
 
 
 class PowerProfiler:
@@ -30,49 +32,91 @@ class PowerProfiler:
 
     Args:
         gpus: What to measure.
+        job: Its selector and eta say which limits cannot win any more.
         batch_size: The arm.
-        limits_w: The limits a complete profile has.
+        limits_w: The limits to choose among.
         known: What earlier attempts measured; only what it lacks is measured.
         profile_s: Seconds a limit is measured for, at least.
         warmup_s: Seconds after a limit was set that are discarded, at least.
+        made_with: Versions the measurements depend on; what was made with others is measured again.
+        always_w: Limits to measure whether or not they can win.
+        skip_losers: Leave out limits that cannot win any more.
+
+    Attributes:
+        broken: Why profiling was given up; empty while it was not.
+        energy_j: Energy spent while profiling in this attempt, warm-up included.
+        time_s: Time spent likewise.
     """
 
     def __init__(
         self,
         gpus: Gpus,
         *,
+        job: Job,
         batch_size: int,
         limits_w: Iterable[float],
         known: PowerProfile | None,
         profile_s: float,
         warmup_s: float,
+        made_with: str = "",
+        always_w: Iterable[float] = (),
+        skip_losers: bool = True,
     ) -> None:
-        self._gpus = gpus
-        self._batch_size = batch_size
-        self._wanted = tuple(limits_w)
-        found = {m.power_limit_w: m for m in known.measurements} if known else {}
-        self._found = {limit: found[limit] for limit in self._wanted if limit in found}
-        self._todo = [limit for limit in self._wanted if limit not in self._found]
+        self._gpus, self._job, self._batch_size, self._made_with = gpus, job, batch_size, made_with
+        self._wanted = tuple(sorted({*limits_w, *always_w}, reverse=True))
+        self._always = frozenset(self._wanted if not skip_losers else always_w)
+        measured = [m for m in known.measurements if m.power_limit_w in self._wanted] if known else []
+        self._found = {m.power_limit_w: m for m in measured if m.begun_s is None}
+        self._begun = {m.power_limit_w: m for m in measured if m.begun_s is not None}
+        self._usable = known is not None and known.complete and bool(self._found)
+        self._stale = set(self._found) & set(known.stale_w if known else ())
+        if known is not None and known.made_with not in ("", made_with):
+            self._stale, self._begun = set(self._found), {}
         self._profile_s, self._warmup_s = profile_s, warmup_s
         self._slice = _Slice()
         self._mark: Mark | None = None
         self._pending = 0
+        self._limit_w: float | None = None
         self.broken = ""
         self.energy_j = 0.0
         self.time_s = 0.0
+        self._move_on()
 
     @property
     def active(self) -> bool:
         """Whether there is something left to measure."""
-        return bool(self._todo) and not self.broken
+        return self._limit_w is not None and not self.broken
 
     @property
     def profile(self) -> PowerProfile | None:
         """What is known now, complete or not; None where nothing is."""
-        if not self._found:
+        complete = self._usable or self._limit_w is None
+        kept = dict(self._found)
+        if not complete:
+            kept |= self._begun
+            if self._limit_w is not None and (begun := self._measured(self._limit_w, begun=True)) is not None:
+                kept[self._limit_w] = begun
+        if not kept:
             return None
-        measurements = tuple(self._found[limit] for limit in self._wanted if limit in self._found)
-        return PowerProfile(self._batch_size, self._gpus.gpu, measurements, complete=not self._todo)
+        measurements = tuple(kept[limit] for limit in self._wanted if limit in kept)
+        stale = tuple(limit for limit in self._wanted if limit in self._stale)
+        return PowerProfile(self._batch_size, self._gpus.gpu, measurements, complete, self._made_with, stale)
+
+    def distrust(self, measured: LimitMeasurement) -> None:
+        """Measure everything again: a limit did not do as the profile said.
+
+        Until then the other limits are taken to be off by as much, so that comparisons stay fair.
+        """
+        said = self._found[measured.power_limit_w]
+        power = measured.average_power_w / said.average_power_w
+        speed = measured.samples_per_s / said.samples_per_s
+        self._found = {
+            limit: replace(m, average_power_w=m.average_power_w * power, samples_per_s=m.samples_per_s * speed)
+            for limit, m in self._found.items()
+        }
+        self._found[measured.power_limit_w] = measured
+        self._stale = set(self._found) - {measured.power_limit_w}
+        self._move_on()
 
     def begin(self) -> None:
         """Go on with the limit that is under way: an epoch's steps begin."""
@@ -81,18 +125,17 @@ class PowerProfiler:
     def ran(self, samples: int) -> bool:
         """Count a step; close a warm-up or a span that is long enough. Return whether that ended the profiling."""
         if self._mark is None:
-            return False
+            return not self.active
         self._pending += samples
         wanted_s = self._warmup_s - self._slice.warmup_s if self._warming else self._profile_s - self._slice.time_s
         if self._gpus.now_s() - self._mark.time_s >= wanted_s:
             self._close()
+            self._open()
         return not self.active
 
     def end(self) -> bool:
         """Keep what was measured of the limit under way: the epoch's steps ended. Return as `ran` does."""
-        if self._mark is None:
-            return False
-        if self._pending:
+        if self._mark is not None and self._pending:
             self._close()
         self._mark = None
         return not self.active
@@ -101,14 +144,35 @@ class PowerProfiler:
     def _warming(self) -> bool:
         return self._slice.warmup_s < self._warmup_s
 
+    def _move_on(self) -> None:
+        """Take the next limit that is worth measuring, and what was measured of it before."""
+        self._limit_w = next((limit for limit in self._wanted if self._wants(limit)), None)
+        self._slice = _Slice()
+        if self._limit_w is not None and (begun := self._begun.pop(self._limit_w, None)) is not None:
+            assert begun.begun_s is not None
+            seconds = begun.begun_s
+            self._slice = _Slice(0.0, seconds, begun.average_power_w * seconds, begun.samples_per_s * seconds)
+
+    def _wants(self, limit_w: float) -> bool:
+        if limit_w in self._found and limit_w not in self._stale:
+            return False
+        fresh = tuple(m for m in self._found.values() if m.power_limit_w not in self._stale)
+        if limit_w in self._always or may_win(
+            self._job, PowerProfile(self._batch_size, self._gpus.gpu, fresh), limit_w
+        ):
+            return True
+        self._stale.discard(limit_w)
+        self._found.pop(limit_w, None)
+        return False
+
     def _open(self) -> None:
         """Begin a span at the limit that is next, if there is one."""
         self._mark = None
-        if not self.active:
+        if self._limit_w is None or self.broken:
             return
         try:
-            if self._gpus.power_limit_w() != self._todo[0]:
-                self._gpus.set_power_limit_w(self._todo[0])
+            if self._gpus.power_limit_w() != self._limit_w:
+                self._gpus.set_power_limit_w(self._limit_w)
             self._mark = self._gpus.mark()
             self._pending = 0
         except DeviceLost:
@@ -130,17 +194,31 @@ class PowerProfiler:
             self._slice.time_s += span.time_s
             self._slice.energy_j += span.energy_j
             self._slice.samples += self._pending
-        if self._slice.time_s >= self._profile_s:
-            self._book(self._todo.pop(0))
-        self._open()
+        if self._slice.time_s >= self._profile_s and not self.broken:
+            self._book()
 
-    def _book(self, limit_w: float) -> None:
-        """Turn what was measured of a limit into a measurement."""
-        measured, self._slice = self._slice, _Slice()
-        average_power_w = measured.energy_j / measured.time_s
+    def _book(self) -> None:
+        """Keep the measurement of the limit under way and go on to the next."""
+        assert self._limit_w is not None
+        measurement = self._measured(self._limit_w)
+        if measurement is None:
+            self.broken = f"the readings at {self._limit_w:g} W cannot be believed"
+            return
+        self._found[self._limit_w] = measurement
+        self._stale.discard(self._limit_w)
+        self._move_on()
+
+    def _measured(self, limit_w: float, *, begun: bool = False) -> LimitMeasurement | None:
+        """Return what was measured of the limit under way; None where that is nothing."""
+        part = self._slice
+        if part.time_s <= 0:
+            return None
+        average_power_w = part.energy_j / part.time_s
         if self._gpus.energy_source is EnergySource.NONE:
             average_power_w = limit_w  # joules mean nothing here; the job's objective is time alone
         try:
-            self._found[limit_w] = LimitMeasurement(limit_w, average_power_w, measured.samples / measured.time_s)
-        except MeasurementError as error:
-            self.broken = str(error)
+            return LimitMeasurement(
+                limit_w, average_power_w, part.samples / part.time_s, begun_s=part.time_s if begun else None
+            )
+        except MeasurementError:
+            return None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
+import importlib.metadata
 import inspect
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,17 +23,27 @@ from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job import JobFile
 from zeus_flows.ledger.protocol import EpochReport
 from zeus_flows.settings import Settings
+from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.session import Session
 
 TrainFunction = Callable[..., object]
 
+#: What an observation may hold of an exception: an MLflow param has room for 6,000 characters in all.
+_MOST_DETAIL, _MOST_TRACEBACK = 500, 2_000
+
 
 class AttemptFailed(Exception):
-    """Carries the observation of an attempt that an exception ended; `__cause__` is that exception."""
+    """Carries the observation of an attempt that an exception ended; `__cause__` is that exception.
 
-    def __init__(self, observation: Observation) -> None:
+    Attributes:
+        observation: How it went, should it not be tried again.
+        resumable: Whether trying again would go on from a checkpoint later than where this try began.
+    """
+
+    def __init__(self, observation: Observation, *, resumable: bool = False) -> None:
         super().__init__(observation.detail)
         self.observation = observation
+        self.resumable = resumable
 
 
 class LocalTrainer:
@@ -47,6 +61,7 @@ class LocalTrainer:
     def __init__(self, job_file: JobFile, settings: Settings) -> None:
         self._job_file, self._settings = job_file, settings
         self._function = load_function(job_file.train.function)
+        self._checkpoints: dict[tuple[int, int], Checkpoints] = {}
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
@@ -60,18 +75,46 @@ class LocalTrainer:
         Raises:
             AttemptFailed: the train function raised; the arm is not blamed.
         """
+        key = (decision.recurrence, decision.attempt)
+        checkpoints = self._checkpoints.get(key)
+        if checkpoints is None:
+            checkpoints = self._checkpoints[key] = Checkpoints(self._settings.state_dir / "checkpoints")
+        began_after = checkpoints.progress.epoch if checkpoints.progress is not None else 0
         with self._open(decision.batch_size) as gpus:
-            session = Session(self._job_file, job, decision, gpus, known_profile=profile, report=report)
+            session = Session(
+                self._job_file,
+                job,
+                decision,
+                gpus,
+                known_profile=profile,
+                report=report,
+                checkpoints=checkpoints,
+                made_with=_made_with(gpus),
+            )
             try:
-                self._function(session, **self._job_file.train.parameters)
-                return session.observation()
+                with session.as_current():
+                    self._function(session, **self._job_file.train.parameters)
+                observation = session.observation()
             except BaseException as error:
                 if _is_out_of_memory(error):
-                    return session.failed(
+                    observation = session.failed(
                         Outcome.OUT_OF_MEMORY, f"batch size {decision.batch_size} does not fit {gpus.gpu.key}"
                     )
-                detail = f"{type(error).__name__}: {error}"
-                raise AttemptFailed(session.failed(Outcome.FAILED, detail)) from error
+                    _let_go_of(error)
+                else:
+                    failed = session.failed(Outcome.FAILED, _what_happened(error), _trace(error))
+                    checkpoints.profile = failed.profile or checkpoints.profile
+                    saved = checkpoints.progress.epoch if checkpoints.progress is not None else 0
+                    resumable = isinstance(error, Exception) and saved > began_after
+                    if not resumable:
+                        self._forget(key)
+                    _let_go_of(error)
+                    raise AttemptFailed(failed, resumable=resumable) from error
+        self._forget(key)
+        return observation
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self._checkpoints.pop(key).close()
 
     def _open(self, batch_size: int) -> Gpus:
         return open_gpus(
@@ -82,9 +125,7 @@ class LocalTrainer:
             state_dir=self._settings.state_dir,
             visible=self._settings.cuda_visible_devices,
             shared=self._job_file.shared_gpu,
-            zeusd=ZeusdAddress(
-                self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token
-            ),
+            zeusd=ZeusdAddress(self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token),
         )
 
 
@@ -117,6 +158,61 @@ def load_function(spec: str, *, beside: Path | None = None) -> TrainFunction:
     return loaded
 
 
+def _made_with(gpus: Gpus) -> str:
+    """Return the major versions that a measured profile depends on; a model's depends on none."""
+    if gpus.energy_source is not EnergySource.MEASURED:
+        return ""
+    import pynvml
+
+    torch = importlib.metadata.version("torch").split(".")[0]
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion()).split(".")[0]
+    except pynvml.NVMLError:
+        driver = "unknown"
+    return f"torch {torch}, driver {driver}"
+
+
 def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether the GPU's memory did not suffice, by the exception or by what the train function made of it."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if torch is None:
+        return False
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, torch.OutOfMemoryError):
+            return True
+        if isinstance(seen, RuntimeError) and any(text in str(seen) for text in _OUT_OF_MEMORY):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+#: What CUDA's libraries say where torch has no exception of its own for it.
+_OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+def _what_happened(error: BaseException) -> str:
+    """Return an exception as a line for people."""
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signal", None)
+    if isinstance(error, Exception) or not isinstance(number, int):
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = f"cancelled: the process was told to stop ({signal.Signals(number).name})"
+    return text if len(text) <= _MOST_DETAIL else text[: _MOST_DETAIL - 1] + "…"
+
+
+def _trace(error: BaseException) -> str:
+    """Return the traceback from the train function on, its end where it is long."""
+    outer = error.__traceback__
+    lines = traceback.format_exception(type(error), error, outer.tb_next if outer and outer.tb_next else outer)
+    text = "".join(c for c in "".join(lines) if c.isprintable() or c == "\n").strip()
+    return text if len(text) <= _MOST_TRACEBACK else "…" + text[1 - _MOST_TRACEBACK :]
+
+
+def _let_go_of(error: BaseException) -> None:
+    """Free what the train function's frames hold, its model above all: the next attempt needs the room."""
+    traceback.clear_frames(error.__traceback__)
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

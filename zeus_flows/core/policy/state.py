@@ -121,7 +121,20 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
             before.samples + begins * max(observation.samples_per_epoch, 0),
         ),
     }
+    if observation.outcome is Outcome.OUT_OF_MEMORY and not _has_run(state, observation):
+        arms = {*state.infeasible.get(key, ()), observation.batch_size}
+        fields["infeasible"] = {**state.infeasible, key: tuple(sorted(arms))}
     return fields
+
+
+def _has_run(state: State, observation: Observation) -> bool:
+    """Return whether the batch size has trained on this GPU: then it ran out of memory for another reason.
+
+    Whether anything was measured does not matter: memory may run out before the first step.
+    """
+    b, key = observation.batch_size, observation.gpu.key
+    profiled = observation.profile is not None and observation.profile.complete
+    return profiled or (b, key) in state.rates or b in state.sample_costs.get(key, _NOTHING)
 
 
 def believable(observation: Observation) -> bool:
@@ -156,10 +169,7 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
             rate.samples + observation.epochs * observation.samples_per_epoch,
         )
         fields["rates"] = {**state.rates, key: more}
-    if observation.outcome is Outcome.OUT_OF_MEMORY and key not in state.rates and not known:
-        arms = {*state.infeasible.get(gpu_key, ()), observation.batch_size}
-        fields["infeasible"] = {**state.infeasible, gpu_key: tuple(sorted(arms))}
-    elif observation.converged and any(b <= observation.batch_size for b in state.infeasible.get(gpu_key, ())):
+    if observation.converged and any(b <= observation.batch_size for b in state.infeasible.get(gpu_key, ())):
         beyond = tuple(b for b in state.infeasible[gpu_key] if b > observation.batch_size)
         fields["infeasible"] = {**state.infeasible, gpu_key: beyond}
     return fields
