@@ -79,6 +79,10 @@ def test_a_counter_that_stands_still_makes_the_span_incomplete() -> None:
     assert not span_of(1000.0, 1000.0).complete
 
 
+def test_a_span_shorter_than_a_counters_tick_may_have_no_energy() -> None:
+    assert span_of(1000.0, 1000.0, seconds=0.05).complete
+
+
 def test_more_energy_than_the_gpu_can_draw_is_not_believed() -> None:
     span = span_of(1000.0, 1e9)
     assert span.energy_j == 0.0
@@ -92,12 +96,12 @@ def test_a_lost_gpu_is_not_a_failed_reading() -> None:
 
 def test_one_bad_gpu_of_two_leaves_the_other_ones_energy() -> None:
     clock = VirtualClock()
-    meter = Meter([Scripted(0.0, 100.0), Scripted(0.0, DeviceError("busy"))], [250.0, 250.0], clock)
+    meter = Meter([Scripted(1.0, 101.0), Scripted(0.0, DeviceError("busy"))], [250.0, 250.0], clock)
     start = meter.mark()
     clock.advance(1.0)
     span = meter.between(start, meter.mark())
     assert span.energy_j == 100.0
-    assert span.per_gpu_j == (100.0, 0.0)
+    assert span.per_gpu_j == (100.0, None)
     assert not span.complete
 
 

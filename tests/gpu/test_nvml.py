@@ -217,6 +217,23 @@ def test_readings_that_fail_in_mid_run_make_the_span_partial(
         assert gpus.since(start).complete  # the counter went on
 
 
+def test_what_is_known_of_a_lost_gpu_can_still_be_had(
+    emulate: Callable[..., Emulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = emulate()
+    with opened(tmp_path) as gpus:
+        start = gpus.mark()
+        while gpus.since(start).energy_j == 0:
+            pass
+        monkeypatch.setenv("NVMLEMU_FAIL", f"*:{pynvml.NVML_ERROR_GPU_IS_LOST}:0")
+        with pytest.raises(DeviceLost):
+            gpus.since(start)
+        span = gpus.known_since(start)
+        assert span.energy_j > 0
+        assert not span.complete
+    assert emulator.calls() > 0
+
+
 def test_a_machine_without_a_driver_says_what_to_type(emulate: Callable[..., Emulator], tmp_path: Path) -> None:
     emulator = emulate()
     while emulator.handle.nvmlShutdown() == 0:

@@ -143,14 +143,23 @@ class Gpus(AbstractContextManager["Gpus"]):
         Raises:
             DeviceLost: a GPU left the bus; the attempt cannot go on.
         """
-        self._still_there()
+        if self._watch is not None and self._watch.lost is not None:
+            raise self._watch.lost
         if self._synchronize is not None:
             self._synchronize()
         return self._meter.mark()
 
     def since(self, mark: Mark) -> Span:
         """Return time and energy since a mark; raises as `mark` does."""
-        return self.between(mark, self.mark())
+        span = self._meter.between(mark, self.mark())
+        return span if self.alone else span._replace(complete=False)
+
+    def known_since(self, mark: Mark) -> Span:
+        """Return what is known of the time since a mark without asking a GPU, for use after one failed.
+
+        It never raises; where energy is measured, the span is not complete.
+        """
+        return self.between(mark, self._meter.last())
 
     def between(self, start: Mark, end: Mark) -> Span:
         """Return time and energy between two marks, without reading anything."""
@@ -185,10 +194,6 @@ class Gpus(AbstractContextManager["Gpus"]):
     def _may(self) -> None:
         if not self.can_set_limits:
             raise PowerPermissionError(self.why_not)
-
-    def _still_there(self) -> None:
-        if self._watch is not None and self._watch.lost is not None:
-            raise self._watch.lost
 
 
 def candidate_limits(low_w: float, high_w: float, step_w: float = STEP_W) -> tuple[float, ...]:

@@ -16,29 +16,26 @@ from zeus_flows.gpu.device import Clock, Device
 _INCREDIBLE = 1.5
 #: Readings at the edges of a shorter span may be this far off, in seconds' worth of energy.
 _SLACK_S = 1.0
+#: A counter that stands still for longer than this does not count; the slowest known ones tick every 0.1 s.
+_STILL_S = 0.25
 #: Power held for longer than this without a sample says little about what was drawn.
 _LONGEST_GAP_S = 5.0
 
 
-class Reading(NamedTuple):
-    """A GPU's energy at a moment.
+class Mark(NamedTuple):
+    """A moment from which spans are measured. Marks are values: spans may nest and overlap.
 
     Attributes:
-        energy_j: The counter; where the reading failed, the last one that did not; NaN where there is none.
-        good: Whether the reading is of this moment.
-        faults: How often the counter had gone backwards, or samples had been missed, by then.
+        time_s: When, on the meter's clock.
+        energy_j: The counter of each GPU; where a reading failed, the last one that did not; NaN where there is none.
+        good: Whether every reading is of this moment.
+        faults: How often a counter had gone backwards, or a sample had been missed, by then.
     """
 
-    energy_j: float
+    time_s: float
+    energy_j: tuple[float, ...]
     good: bool
     faults: int
-
-
-class Mark(NamedTuple):
-    """A moment from which spans are measured. Marks are values: spans may nest and overlap."""
-
-    time_s: float
-    readings: tuple[Reading, ...]
 
 
 class Span(NamedTuple):
@@ -174,43 +171,63 @@ class Meter:
     """
 
     def __init__(self, counters: Sequence[Counter], max_power_w: Sequence[float], clock: Clock) -> None:
-        self._counters = tuple(counters)
-        self._max_power_w = tuple(max_power_w)
+        self._reads = tuple(counter.energy_j for counter in counters)
+        self._sampled = tuple(counter for counter in counters if not isinstance(counter, DeviceCounter))
+        self._incredible_w = tuple(_INCREDIBLE * watts for watts in max_power_w)
         self._clock = clock
-        self._last = [Reading(math.nan, good=False, faults=0)] * len(counters)
-        self._resets = [0] * len(counters)
+        self._last = [0.0] * len(self._reads)  # 0: nothing was read yet
+        self._resets = 0
 
     def mark(self) -> Mark:
         """Read the clock and the counters. Synchronise the GPUs before."""
-        return Mark(self._clock(), tuple([self._read(i) for i in range(len(self._counters))]))
+        time_s, last, good = self._clock(), self._last, True
+        for i, read in enumerate(self._reads):
+            try:
+                energy_j = read()
+            except DeviceLost:
+                raise
+            except DeviceError:
+                good = False
+                continue
+            if last[i] <= energy_j < math.inf:
+                last[i] = energy_j
+            elif 0.0 <= energy_j < last[i]:
+                self._resets += 1
+                last[i] = energy_j
+            else:
+                good = False
+        faults = self._faults() if self._sampled else self._resets
+        return Mark(time_s, tuple(last) if good else self._known(), good, faults)
+
+    def last(self) -> Mark:
+        """Return now with the last readings that succeeded, asking no GPU. No span that ends here is complete."""
+        return Mark(self._clock(), self._known(), not self._reads, self._faults())
 
     def between(self, start: Mark, end: Mark) -> Span:
         """Return the span between two marks."""
-        time_s = end.time_s - start.time_s
+        start_s, start_j, start_good, start_faults = start
+        end_s, end_j, end_good, end_faults = end
+        time_s, total_j = end_s - start_s, 0.0
+        complete = start_good and end_good and start_faults == end_faults
         joules: list[float | None] = []
-        complete = True
-        for a, b, max_power_w in zip(start.readings, end.readings, self._max_power_w, strict=True):
-            energy_j = b.energy_j - a.energy_j
-            known = 0.0 <= energy_j <= _INCREDIBLE * max_power_w * (time_s + _SLACK_S)
-            joules.append(energy_j if known else None)
-            counted = energy_j > 0 or time_s <= 0
-            complete = complete and known and counted and a.good and b.good and a.faults == b.faults
-        return Span(time_s, math.fsum([j for j in joules if j is not None]), tuple(joules), complete)
+        for i, incredible_w in enumerate(self._incredible_w):
+            energy_j = end_j[i] - start_j[i]
+            if 0.0 < energy_j <= incredible_w * (time_s + _SLACK_S):
+                joules.append(energy_j)
+                total_j += energy_j
+            elif energy_j == 0.0:
+                joules.append(0.0)
+                complete = complete and time_s < _STILL_S
+            else:
+                joules.append(None)
+                complete = False
+        return Span(time_s, total_j, tuple(joules), complete)
 
-    def _read(self, i: int) -> Reading:
-        counter, last = self._counters[i], self._last[i]
-        try:
-            energy_j = counter.energy_j()
-        except DeviceLost:
-            raise
-        except DeviceError:
-            return last._replace(good=False)
-        if not (math.isfinite(energy_j) and energy_j >= 0):
-            return last._replace(good=False)
-        if energy_j < last.energy_j:
-            self._resets[i] += 1
-        self._last[i] = reading = Reading(energy_j, good=True, faults=self._resets[i] + counter.faults)
-        return reading
+    def _known(self) -> tuple[float, ...]:
+        return tuple(energy_j or math.nan for energy_j in self._last)
+
+    def _faults(self) -> int:
+        return self._resets + sum(counter.faults for counter in self._sampled)
 
 
 def update_period_s(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import byref, c_ulonglong
 from typing import Any, TypeVar
 
 import pynvml
@@ -45,7 +46,7 @@ _REASONS = {
 
 
 class NvmlDevice:
-    """One NVIDIA GPU. Reads may come from several threads, as NVML allows."""
+    """One NVIDIA GPU. Power and throttle reasons may be read from any thread, as NVML allows."""
 
     energy_source = EnergySource.MEASURED
 
@@ -55,6 +56,9 @@ class NvmlDevice:
         self.uuid: str = self._call("name itself", pynvml.nvmlDeviceGetUUID)
         self.model: str = self._call("name itself", pynvml.nvmlDeviceGetName)
         self._instant_power: bool | None = None
+        self._total = c_ulonglong()
+        self._total_at = byref(self._total)
+        self._read_total = getattr(pynvml.nvmlLib, "nvmlDeviceGetTotalEnergyConsumption", None)
 
     def power_limit_range_w(self) -> tuple[float, float]:
         """Return the least and the greatest power limit it accepts; one nominal limit where it cannot be limited."""
@@ -89,10 +93,13 @@ class NvmlDevice:
 
     def energy_j(self) -> float:
         """Return the total-energy counter (Volta and later)."""
-        try:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
-        except pynvml.NVMLError as error:
-            raise self._error("read the energy counter", error) from error
+        # Past pynvml's wrapper, which takes as long as the driver: this call is at both edges of every span.
+        if self._read_total is None:
+            raise NotSupported(f"the driver of {self.model} ({self.uuid}) has no energy counter")
+        status = self._read_total(self.handle, self._total_at)
+        if status:
+            raise self._error("read the energy counter", pynvml.NVMLError(status))
+        return self._total.value / 1e3
 
     def power_w(self) -> float:
         """Return the power drawn now: instantaneous where the GPU offers it, else as its sensor averages."""

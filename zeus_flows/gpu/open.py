@@ -104,6 +104,14 @@ def group_of_simulated(
     )
 
 
+def synchronize_cuda() -> None:
+    """Wait for the work queued on CUDA devices, where this process has used any."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for i in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(i)
+
+
 def group_of_real(
     devices: Sequence[Device],
     *,
@@ -113,6 +121,7 @@ def group_of_real(
     clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     watch_s: float | None = 2.0,
+    synchronize: Callable[[], None] | None = synchronize_cuda,
     on_close: Sequence[Callable[[], None]] = (),
 ) -> Gpus:
     """Return real GPUs as one group, measured by their counters or, where those do not count, by sampling."""
@@ -132,17 +141,9 @@ def group_of_real(
         why_not=why_not,
         alone=not why_not.startswith(ANOTHER_JOB),
         watch=Watch(devices, watch_s) if watch_s else None,
-        synchronize=synchronize_cuda,
+        synchronize=synchronize,
         on_close=cleanup,
     )
-
-
-def synchronize_cuda() -> None:
-    """Wait for the work queued on CUDA devices, where this process has used any."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        for i in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(i)
 
 
 def pick_gpus(nvml: Nvml, visible: str | None, count: int | None) -> tuple[tuple[NvmlDevice, ...], bool]:
