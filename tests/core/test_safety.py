@@ -9,7 +9,7 @@ import pytest
 from tests.core.builders import LIMITS, SAMPLES, ask, cost_of_epoch, decide, job, observation, profile
 from zeus_flows.core import policy
 from zeus_flows.core.early_stop import CostCut, NoCut, PlannedCut, capped, epochs_allowed
-from zeus_flows.core.policy.safety import SETTLED, budget_left
+from zeus_flows.core.policy.safety import SETTLED, SPENDABLE, budget_left
 from zeus_flows.core.power import cost_per_sample
 from zeus_flows.core.records import Job, Observation, Outcome
 
@@ -60,7 +60,7 @@ def test_what_is_left_is_the_budget_above_the_estimated_default_less_what_was_sp
     recurrences = len(history) + 1
     spent = sum(0.5 * o.energy_j + 0.5 * 250.0 * o.time_s for o in history)
     left = budget_left(a_job, state, ask(), best_cost_j=1.0)
-    assert left == pytest.approx(1.1 * recurrences * default_cost(a_job, 20) - spent)
+    assert left == pytest.approx((1 + 0.1 * SPENDABLE) * recurrences * default_cost(a_job, 20) - spent)
 
 
 def test_the_first_recurrences_share_one_budget() -> None:

@@ -64,7 +64,7 @@ class TraceTrainer:
         shifts: Mapping[int, Trace] | None = None,
     ) -> None:
         self.gpu: Gpu = trace.gpu
-        self.power_limits_w = trace.power_limits_w if job.policy == "grid" else ()
+        self.power_limits_w = trace.power_limits_w
         self._trace, self._job, self._rng = trace, job, rng
         self._free_refusals = free_refusals
         self._shifts = dict(shifts or {})

@@ -22,6 +22,7 @@ ALMOST_SURELY = 1.645  # deviations: the 95th percentile
 LIKELY = 0.84  # deviations: the 80th percentile
 PROFILING = 0.3  # share by which an epoch that profiles may be dearer
 SETTLED = 20  # recurrences that share the first budget
+SPENDABLE = 0.8  # share of the budget that explorations may use: the default is only estimated
 WORTH_TRYING = 0.5  # least probability of completing within the bounds, where the epoch cost is known
 
 
@@ -86,7 +87,7 @@ def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> floa
             default_j += (ask.samples_per_epoch or state.samples_per_epoch or 0) * per_sample_j
     if not default_j:
         return None
-    share = 1 + (job.exploration_budget or 0.0)
+    share = 1 + SPENDABLE * (job.exploration_budget or 0.0)
     ahead = max(SETTLED - recurrences, 0)
     return share * default_j - spent_j + ahead * (share * default_j / recurrences - best_cost_j)
 
