@@ -14,6 +14,7 @@
   x StoreError              MLflow (exit 5)
     + StoreUnavailable      did not answer; safe to retry
     + AlreadyObserved       this attempt has its observation
+    + DeclaredDead          the recurrence was closed while its process was thought dead
     + UnknownAttempt        no decision was written for this attempt
 
 `exit_code` is what the command line exits with.
@@ -90,3 +91,7 @@ class AlreadyObserved(StoreError):
 
 class UnknownAttempt(StoreError):
     """No decision was written for this attempt, so nothing can be observed about it."""
+
+
+class DeclaredDead(StoreError):
+    """The recurrence was closed because its process was thought dead; nothing can be added to it."""

@@ -104,8 +104,8 @@ class Steps(Protocol):
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write how it went."""
 
-    def end(self, recurrence: Recurrence) -> None:
-        """Write the recurrence as a whole."""
+    def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
+        """Write the recurrence as a whole; without observations where it broke off."""
 
 
 class LocalSteps:
@@ -196,9 +196,9 @@ class LocalSteps:
         """Write how it went."""
         self.ledger.observed(attempt.id, observation)
 
-    def end(self, recurrence: Recurrence) -> None:
-        """Write the recurrence's point of the series."""
-        self.ledger.ended([observation for _, observation in recurrence.attempts])
+    def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
+        """Write the recurrence's end and its point of the series."""
+        self.ledger.ended(recurrence, observations)
 
 
 def stand_in(job: Job, decision: Decision) -> Decision:
@@ -224,18 +224,21 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     done: list[tuple[Attempt, Observation]] = []
     tried: set[int] = set()
     left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
-    while left:
-        attempt = steps.decide(number, tuple(observation for _, observation in done))
-        observation = steps.train(attempt)
-        steps.observe(attempt, observation)
-        done.append((attempt, observation))
-        if observation.converged:
-            break
-        left -= not _does_not_fit(job, observation, tried)
-        tried.add(observation.batch_size)
-    recurrence = Recurrence(number, tuple(done))
-    steps.end(recurrence)
-    return recurrence
+    try:
+        while left:
+            attempt = steps.decide(number, tuple(observation for _, observation in done))
+            observation = steps.train(attempt)
+            steps.observe(attempt, observation)
+            done.append((attempt, observation))
+            if observation.converged:
+                break
+            left -= not _does_not_fit(job, observation, tried)
+            tried.add(observation.batch_size)
+    except BaseException:
+        steps.end(number, ())
+        raise
+    steps.end(number, tuple(observation for _, observation in done))
+    return Recurrence(number, tuple(done))
 
 
 def _does_not_fit(job: Job, observation: Observation, tried: set[int]) -> bool:

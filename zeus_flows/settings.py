@@ -79,3 +79,13 @@ def quiet_libraries() -> None:
     ):
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def bound_mlflow() -> None:
+    """Bound each HTTP call to an MLflow server, unless the user did: by default one may block for minutes."""
+    for name, value in (
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "5"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"),
+        ("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"),
+    ):
+        os.environ.setdefault(name, value)

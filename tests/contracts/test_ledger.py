@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,8 @@ from zeus_flows.ledger.protocol import EpochReport, Ledger
 Open = Callable[..., Ledger]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def open_ledger(request: pytest.FixtureRequest) -> Open:
+@pytest.fixture(params=["memory", "sqlite", "durable on sqlite"])
+def open_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Return a function that opens a ledger on one store; each call is another process's view of it."""
     if request.param == "memory":
         store = MemoryStore()
@@ -28,14 +29,19 @@ def open_ledger(request: pytest.FixtureRequest) -> Open:
 
         return memory
 
-    from zeus_flows.ledger.mlflow import MlflowLedger
+    from zeus_flows.ledger.open import open_direct, open_durable
 
     uri = request.getfixturevalue("sqlite_uri")
 
-    def sqlite(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
-        return MlflowLedger(job, tracking_uri=uri, energy_source=energy_source)
+    def direct(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
+        return open_direct(job, tracking_uri=uri, energy_source=energy_source)
 
-    return sqlite
+    def durable(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
+        ledger = open_durable(job, tracking_uri=uri, energy_source=energy_source, state_dir=tmp_path / "state")
+        request.addfinalizer(ledger.close)
+        return ledger
+
+    return durable if "durable" in request.param else direct
 
 
 def test_recurrence_numbers_are_given_out_once(open_ledger: Open) -> None:
@@ -131,5 +137,5 @@ def test_epochs_and_ends_can_be_reported(open_ledger: Open) -> None:
     attempt = ledger.decided(decision(ledger.begin()), {"zf.note": "x" * 9000})
     ledger.epoch(attempt, EpochReport(1, energy_j=10.0, time_s=1.0, power_limit_w=150.0, metric=0.5))
     ledger.observed(attempt, observation(1))
-    ledger.ended([observation(1)])
+    ledger.ended(1, [observation(1)])
     assert ledger.observations() == (observation(1),)

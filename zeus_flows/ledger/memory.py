@@ -81,7 +81,7 @@ class MemoryLedger:
                 self._order = observation.order
             self._folded += 1
 
-    def ended(self, observations: Sequence[Observation]) -> None:
+    def ended(self, recurrence: int, observations: Sequence[Observation]) -> None:
         """Do nothing: the series is the observations."""
 
     def observations(self) -> tuple[Observation, ...]:

@@ -24,10 +24,11 @@ from zeus_flows.core.records import Decision, InFlight, Observation
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a decision is taken on."""
+    """What a decision is taken on; degraded where the store could not be read and the state is empty."""
 
     state: State
     in_flight: tuple[InFlight, ...] = ()
+    degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class EpochReport:
     time_s: float
     power_limit_w: float | None = None
     metric: float | None = None
+    wall_s: float | None = None
 
 
 class Ledger(Protocol):
@@ -68,8 +70,13 @@ class Ledger(Protocol):
             UnknownAttempt: it has no decision.
         """
 
-    def ended(self, observations: Sequence[Observation]) -> None:
-        """Write a recurrence's point of the series, from the observations of all its attempts."""
+    def ended(self, recurrence: int, observations: Sequence[Observation]) -> None:
+        """Say that nothing will be added to a recurrence, and write its point of the series.
+
+        Args:
+            recurrence: Its number.
+            observations: Of all its attempts; empty where it broke off, and then has no point.
+        """
 
     def observations(self) -> tuple[Observation, ...]:
         """Return every observation that counts, in the fold's order. Grows with the history: for reports."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from prefect import flow, get_run_logger, runtime
 
 from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
-from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.open import open_durable
+from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
 from zeus_flows.reporting.links import run_url
@@ -54,15 +56,26 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     settings = read_settings()
     uri = settings.tracking(tracking_uri, job_file.tracking_uri)
     trainer = LocalTrainer(job_file, settings)
-    ledger = MlflowLedger(job_file.core(), tracking_uri=uri, energy_source=trainer.energy_source)
+    job = job_file.core()
+    flow_run_id = str(runtime.flow_run.id)
     context = {
-        "zf.prefect.flow_run_id": str(runtime.flow_run.id),
+        "zf.prefect.flow_run_id": flow_run_id,
         "zf.prefect.flow_run_name": str(runtime.flow_run.name),
         "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
     }
-    local = LocalSteps(job_file.core(), ledger, trainer, context)
-    steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
-    done = run_recurrence(local.job, steps)
+    with closing(
+        open_durable(
+            job,
+            tracking_uri=uri,
+            energy_source=trainer.energy_source,
+            state_dir=settings.state_dir,
+            flow_run_id=flow_run_id,
+        )
+    ) as ledger:
+        ledger.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
+        local = LocalSteps(job, ledger, trainer, context)
+        steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
+        done = run_recurrence(local.job, steps)
     for attempt, observation in done.attempts:
         get_run_logger().info(
             "recurrence %d.%d: batch size %d (%s) -> %s",

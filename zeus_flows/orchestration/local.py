@@ -111,9 +111,9 @@ def _run_flow(request: Request, uri: str) -> Recurrence:
 
 
 def _ledger(job_file: JobFile, uri: str, energy_source: EnergySource) -> MlflowLedger:
-    from zeus_flows.ledger.mlflow import MlflowLedger
+    from zeus_flows.ledger.open import open_direct
 
-    return MlflowLedger(job_file.core(), tracking_uri=uri, energy_source=energy_source)
+    return open_direct(job_file.core(), tracking_uri=uri, energy_source=energy_source)
 
 
 def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> str:

@@ -12,7 +12,7 @@ from prefect.tasks import Task
 
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
-from zeus_flows.recurrence import Attempt, LocalSteps, Recurrence
+from zeus_flows.recurrence import Attempt, LocalSteps
 from zeus_flows.reporting.text import describe_arm, joules
 from zeus_flows.training.trainer import AttemptFailed
 
@@ -89,9 +89,9 @@ class PrefectSteps:
         """Write the outcome in a task."""
         _observe(self._local, attempt, observation)
 
-    def end(self, recurrence: Recurrence) -> None:
-        """Write the recurrence's point of the series."""
-        self._local.end(recurrence)
+    def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
+        """Write the recurrence's end and its point of the series."""
+        self._local.end(recurrence, observations)
 
 
 def decision_table(decision: Decision) -> list[dict[str, str]]:

@@ -1,0 +1,129 @@
+"""Who holds an attempt, and whether they are still there.
+
+A holder writes a beat every 30 s. On its own machine a process that is gone is known to be dead at once. From another
+machine it is dead when its beat has not changed for five minutes of the observer's own monotonic clock: wall clocks
+disagree and move.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+HEARTBEAT_S: Final = 30.0
+DEAD_AFTER_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that works on a recurrence, and how often it has said so.
+
+    Attributes:
+        token: Unique to one ledger in one process.
+        host: Its machine.
+        boot: That machine's boot.
+        namespace: Its namespace of process ids: containers on one machine have their own.
+        pid: Its process id, by that machine.
+        started: When the process started, in the kernel's ticks: process ids come round again.
+        beat: Counts up.
+        flow_run_id: The Prefect flow run it belongs to; empty outside of one.
+    """
+
+    token: str
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: int
+    beat: int = 0
+    flow_run_id: str = ""
+
+    def dump(self) -> str:
+        """Return the holder as JSON text."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    def next(self) -> Holder:
+        """Return the holder one beat later."""
+        return replace(self, beat=self.beat + 1)
+
+
+def read_holder(text: str) -> Holder | None:
+    """Return the holder that `dump` wrote, or None where the text is something else."""
+    try:
+        return Holder(**json.loads(text))
+    except (TypeError, ValueError):
+        return None
+
+
+def this_process(*, flow_run_id: str = "", token: str | None = None) -> Holder:
+    """Return the holder that this process is."""
+    return Holder(
+        token=token or uuid.uuid4().hex,
+        host=platform.node(),
+        boot=_boot_id(),
+        namespace=_namespace(),
+        pid=os.getpid(),
+        started=_started(os.getpid()) or 0,
+        flow_run_id=flow_run_id,
+    )
+
+
+def is_gone(holder: Holder) -> bool | None:
+    """Return whether a holder's process has ended; None where this machine cannot know."""
+    if holder.host != platform.node():
+        return None
+    if holder.boot != _boot_id():
+        return True
+    if holder.namespace != _namespace():
+        return None
+    return _started(holder.pid) != holder.started
+
+
+def monotonic_s() -> float:
+    """Return seconds since this machine's boot, the same for all its processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+@lru_cache(maxsize=1)
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    """Return when a process started, in ticks since boot; None where there is none (zombies have ended)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self").exists():
+            return None
+        return _exists(pid)
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _exists(pid: int) -> int | None:
+    """Return 0 for a process that exists, on systems that do not tell when it started."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return 0

@@ -1,0 +1,31 @@
+"""Opens a job's ledger as production uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.ledger.durable import DurableLedger
+from zeus_flows.ledger.lease import this_process
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.outbox import Outbox
+from zeus_flows.ledger.store import Store
+
+
+def open_durable(
+    job: Job, *, tracking_uri: str, energy_source: EnergySource, state_dir: Path, flow_run_id: str = ""
+) -> DurableLedger:
+    """Return the ledger that training relies on while MLflow is away; close it when the recurrence has ended."""
+    holder = this_process(flow_run_id=flow_run_id)
+    return DurableLedger(
+        job,
+        lambda store: MlflowLedger(job, store, energy_source, holder=holder),
+        tracking_uri=tracking_uri,
+        outbox=Outbox(state_dir),
+        holder=holder,
+    )
+
+
+def open_direct(job: Job, *, tracking_uri: str, energy_source: EnergySource) -> MlflowLedger:
+    """Return the ledger that reads and writes MLflow directly, for commands and reports."""
+    return MlflowLedger(job, Store(tracking_uri, patience_s=10.0), energy_source)

@@ -1,0 +1,78 @@
+"""A page's params, read: which recurrence numbers are taken, which attempts they have, which have ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+#: Recurrences on one page. A run with thousands of params is slow to read.
+SIZE: Final = 100
+
+_NAME: Final = re.compile(r"zf\.(?P<kind>[rae])\.(?P<recurrence>\d+)(?:\.(?P<attempt>\d+))?")
+
+
+@dataclass(slots=True)
+class Page:
+    """What a page says.
+
+    Attributes:
+        claims: Recurrence -> who took it (JSON of a `Holder`).
+        attempts: (recurrence, attempt) -> its run.
+        ended: Recurrences to which nothing will be added.
+    """
+
+    claims: dict[int, str] = field(default_factory=dict)
+    attempts: dict[tuple[int, int], str] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+
+    def read(self, params: Mapping[str, str]) -> Page:
+        """Add a page's params to what is known; return self."""
+        for name, value in params.items():
+            if not (match := _NAME.fullmatch(name)):
+                continue
+            recurrence = int(match["recurrence"])
+            if match["kind"] == "r":
+                self.claims[recurrence] = value
+            elif match["kind"] == "e":
+                self.ended.add(recurrence)
+            else:
+                self.attempts[recurrence, int(match["attempt"])] = value
+        return self
+
+    def closed_upto(self, start: int) -> int:
+        """Return the last recurrence of the closed prefix: all that were taken after `start` have ended.
+
+        >>> page = Page({1: "a", 2: "b", 3: "c"}, ended={1, 2})
+        >>> page.closed_upto(0)
+        2
+        """
+        upto = start
+        while upto + 1 in self.ended:
+            upto += 1
+        return upto
+
+
+def number_of(recurrence: int) -> int:
+    """Return the page of a recurrence.
+
+    >>> number_of(1), number_of(SIZE), number_of(SIZE + 1)
+    (0, 0, 1)
+    """
+    return (recurrence - 1) // SIZE
+
+
+def claim(recurrence: int) -> str:
+    """Return the param that says who took a recurrence."""
+    return f"zf.r.{recurrence}"
+
+
+def attempt(recurrence: int, number: int) -> str:
+    """Return the param that names an attempt's run."""
+    return f"zf.a.{recurrence}.{number}"
+
+
+def end(recurrence: int) -> str:
+    """Return the param that says nothing will be added to a recurrence."""
+    return f"zf.e.{recurrence}"

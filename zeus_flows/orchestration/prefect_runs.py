@@ -1,0 +1,35 @@
+"""What the janitor asks and tells Prefect about flow runs."""
+
+from __future__ import annotations
+
+import logging
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
+
+log = logging.getLogger(__name__)
+
+
+def flow_run_ended(flow_run_id: str) -> bool:
+    """Return whether Prefect says that a flow run is over; False where it does not answer or does not know it."""
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+    except (ObjectNotFound, ValueError, httpx.HTTPError):
+        return False
+    return state is not None and state.is_final()
+
+
+def bury_flow_run(flow_run_id: str, why: str) -> None:
+    """Tell Prefect that a flow run crashed, so that it holds no slot; nothing where it is over or not known."""
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+            if state is None or not state.is_final():
+                message = f"declared dead by zeus_flows: {why}"
+                client.set_flow_run_state(UUID(flow_run_id), Crashed(message=message), force=True)
+    except (ObjectNotFound, ValueError, httpx.HTTPError) as error:
+        log.warning("Prefect could not be told that flow run %s is dead: %s", flow_run_id, type(error).__name__)
