@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.core.builders import ARMS
 from zeus_flows.core.belief import EpochsBelief, epoch_costs
-from zeus_flows.core.drift import drifted
+from zeus_flows.core.drift import Surprises
 
 RUNS = st.lists(st.tuples(st.sampled_from(ARMS), st.integers(5, 9)), max_size=15)
 
@@ -109,9 +109,19 @@ def test_ordinary_noise_is_no_drift(epochs: list[int]) -> None:
     assert believe([(32, e) for e in epochs]).resets == 0
 
 
-@given(st.floats(-10, 10), st.floats(-10, 10))
-def test_drift_looks_the_same_in_both_directions(now: float, before: float) -> None:
-    assert drifted(now, before) == drifted(-now, -before)
+@given(st.lists(st.floats(-10, 10), max_size=8))
+def test_drift_looks_the_same_in_both_directions(surprises: list[float]) -> None:
+    one = two = Surprises()
+    for z in surprises:
+        one, two = one.add(z), two.add(-z)
+    assert one.drifted == two.drifted
+
+
+def test_small_surprises_that_keep_to_one_side_add_up() -> None:
+    surprises, steps = Surprises(), 0
+    while not surprises.drifted:
+        surprises, steps = surprises.add(1.8), steps + 1
+    assert 4 <= steps <= 8
 
 
 def test_a_measured_epoch_cost_is_believed_and_others_follow_it() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.drift import drifted, surprise, twice
+from zeus_flows.core.drift import Surprises, surprise
 from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.records import Drift
 
@@ -86,7 +86,7 @@ class EpochsBelief:
         dead: Arms that trained max_epochs, or diverged, without ever completing.
         completions: Runs completed since the last reset (t of the horizon).
         last: Arm and log epochs of the newest completed run.
-        last_surprise: How surprising it was.
+        surprises: How surprising completed runs were, since the last reset.
         resets: How often drift made the belief start again.
         profiling_ratio: Running ratio of a profiling epoch's cost to an epoch's at the best limit.
     """
@@ -98,7 +98,7 @@ class EpochsBelief:
     dead: tuple[bool, ...]
     completions: int = 0
     last: tuple[int, float] | None = None
-    last_surprise: float | None = None
+    surprises: Surprises = field(default_factory=Surprises)
     resets: int = 0
     profiling_ratio: float = PROFILING_RATIO
 
@@ -119,13 +119,14 @@ class EpochsBelief:
         """Return the belief after a run that reached the target."""
         arm = self.batch_sizes.index(batch_size)
         value = math.log(max(epochs, 1))
-        belief, now = self, None
+        belief, surprises = self, self.surprises
         if drift is Drift.DISCOUNT:
             belief = replace(self, completed=tuple(runs.discounted(DISCOUNT) for runs in self.completed))
         if drift is Drift.RESET and self.completed[arm].count:
-            now = self._surprise(arm, value)
-            if drifted(now, self.last_surprise):
-                belief = self._reset(keep_last=twice(now, self.last_surprise), window=window)
+            surprises = surprises.add(self._surprise(arm, value))
+            if surprises.drifted:
+                belief = self._reset(keep_last=surprises.lasting, window=window)
+                surprises = Surprises()
         return replace(
             belief,
             completed=_put(belief.completed, arm, belief.completed[arm].add(value, window=window)),
@@ -133,7 +134,7 @@ class EpochsBelief:
             dead=_put(belief.dead, arm, False),
             completions=belief.completions + 1,
             last=(arm, value),
-            last_surprise=None if belief.resets > self.resets else self.last_surprise if now is None else now,
+            surprises=surprises,
         )
 
     def stop(self, batch_size: int, epochs: float, *, max_epochs: int) -> EpochsBelief:

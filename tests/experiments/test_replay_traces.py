@@ -1,0 +1,92 @@
+"""The published trace format, read and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.core.builders import P100, observation
+from zeus_flows.core.records import Gpu, Outcome
+from zeus_flows.errors import ConfigError
+from zeus_flows.experiments.replay import replay, replay_job
+from zeus_flows.experiments.traces import TraceJob, TraceLabels, file_name, read_trace, write_traces
+
+LABELS = TraceLabels("flights", "mlp", "adam", 0.8, learning_rates={32: 0.01})
+SPEC = TraceJob("flights", "mlp", "adam", 0.8, max_epochs=50, default_batch_size=32)
+
+TRAIN = "dataset,network,batch_size,optimizer,learning_rate,run,target_metric,target_epoch\n"
+POWER = "dataset,network,batch_size,optimizer,power_limit,time_per_epoch,average_power\n"
+
+
+def test_what_was_observed_can_be_written_read_and_replayed(tmp_path: Path) -> None:
+    history = [
+        observation(1, 32, 20, profiled=True),
+        observation(2, 64, 5, outcome=Outcome.STOPPED, profiled=True),
+        observation(2, 32, 22, attempt=2),
+        observation(3, 64, 12),
+        observation(4, 128, 50, outcome=Outcome.EXHAUSTED, profiled=True),
+    ]
+    files = write_traces(history, tmp_path, LABELS)
+    assert [f.name for f in files] == ["summary_train.csv", "summary_power_v100.csv"]
+    trace = read_trace(tmp_path, "flights", "v100", SPEC)
+    assert trace.epochs == {32: (20, 22), 64: (12,), 128: (None,)}, "a stopped run is not a repetition"
+    assert len(trace.power_limits_w) == 3
+    again = replay(trace, replay_job(trace, "thompson"), recurrences=5)
+    first = again.energies_j[0] / again.times_s[0]
+    assert 80 < first < 250
+
+
+def test_energy_survives_the_round_trip(tmp_path: Path) -> None:
+    ran = observation(1, 32, 20, profiled=True)
+    write_traces([ran], tmp_path, LABELS)
+    trace = read_trace(tmp_path, "flights", "v100", SPEC)
+    costs = trace.expected_costs(replay_job(trace, "zeus"))
+    assert costs[32] == pytest.approx(0.5 * ran.energy_j + 0.5 * 250.0 * ran.time_s)
+
+
+def test_each_gpu_gets_its_power_trace(tmp_path: Path) -> None:
+    history = [observation(1, 32, 20, profiled=True), observation(2, 32, 20, gpu=P100, profiled=True)]
+    assert [f.name for f in write_traces(history, tmp_path, LABELS)][1:] == [
+        "summary_power_p100.csv",
+        "summary_power_v100.csv",
+    ]
+
+
+def test_nothing_to_write_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        write_traces([observation(1, 32, 20)], tmp_path / "new", LABELS)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "power", "message"),
+    [
+        ("a,b\n1,2\n", POWER, r"summary_train\.csv:1: the columns dataset"),
+        (TRAIN + "flights,mlp,32,adam,0.1,1,0.8\n", POWER, r"summary_train\.csv:2: 7 cells where the header has 8"),
+        (TRAIN + "flights,mlp,many,adam,0.1,1,0.8,5\n", POWER, r"summary_train\.csv:2: batch_size must be a number"),
+        (TRAIN + "flights,mlp,0,adam,0.1,1,0.8,5\n", POWER, r"batch_size must be a positive whole number"),
+        (TRAIN + "flights,mlp,32,adam,0.1,1,0.8,5\n", POWER, "has no runs of flights"),
+        (
+            TRAIN + "flights,mlp,32,adam,0.1,1,0.8,5\n",
+            POWER + "flights,mlp,32,adam,100,-1,50\n",
+            r"summary_power_v100\.csv:2: power limit, time and power must be positive",
+        ),
+        (TRAIN, POWER + "flights,mlp,32,adam,inf,1,50\n", r"power_limit must be finite"),
+    ],
+)
+def test_a_broken_trace_names_its_file_and_line(tmp_path: Path, train: str, power: str, message: str) -> None:
+    (tmp_path / "summary_train.csv").write_text(train)
+    (tmp_path / "summary_power_v100.csv").write_text(power)
+    with pytest.raises(ConfigError, match=message):
+        read_trace(tmp_path, "flights", "v100", SPEC)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "summary_train.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_trace(tmp_path, "flights", "v100", SPEC)
+
+
+def test_a_gpu_name_cannot_leave_the_folder() -> None:
+    assert "/" not in file_name(Gpu("../../etc/passwd", 1, 100.0))
