@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,89 @@ def run(
         job, recurrences=recurrences, simulate=simulate, seed=seed, tracking_uri=tracking_uri, as_json=as_json
     )
     sys.exit(local.dry_run(request) if dry_run else local.run(request))
+
+
+def _of_a_job(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what every command about a job's ledger takes."""
+    command = click.option("--tracking-uri", help="Where the runs are, before the job file's URI.")(command)
+    command = click.option("--simulate", type=_SIMULATED, help="The simulated GPU the job ran on.")(command)
+    return click.argument("job", type=click.Path(dir_okay=False, path_type=Path))(command)
+
+
+@main.command()
+@_of_a_job
+def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
+    """Close recurrences of JOB whose process was killed. Every recurrence does this first."""
+    from zeus_flows.orchestration import upkeep
+
+    sys.exit(upkeep.janitor(upkeep.Target(job, simulate, tracking_uri)))
+
+
+@main.command()
+@_of_a_job
+def reset(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
+    """Start a new drift window of JOB: what was observed before no longer counts."""
+    from zeus_flows.orchestration import upkeep
+
+    sys.exit(upkeep.reset(upkeep.Target(job, simulate, tracking_uri)))
+
+
+@main.group()
+def ledger() -> None:
+    """Look after the history that decisions are taken on."""
+
+
+@ledger.command()
+@_of_a_job
+def verify(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
+    """Fold every run of JOB anew and compare with the state in use. Exit 5 where they differ."""
+    from zeus_flows.orchestration import upkeep
+
+    sys.exit(upkeep.verify(upkeep.Target(job, simulate, tracking_uri)))
+
+
+@main.command("import")
+@_of_a_job
+@click.option("--experiment", required=True, help="The experiment whose finished runs are imported.")
+@click.option("--batch-size", default="params.batch_size", show_default=True, help="Where a run says its batch size.")
+@click.option("--epochs", default="metrics.epochs", show_default=True, help="Where, how many epochs it trained.")
+@click.option("--energy", default="metrics.energy_j", show_default=True, help="Where, its energy in joules.")
+@click.option("--time", "time_s", default="metrics.time_s", show_default=True, help="Where, its time in seconds.")
+@click.option("--metric", default="metrics.accuracy", show_default=True, help="Where, the metric the target is about.")
+@click.option("--samples", type=click.IntRange(min=1), required=True, help="Training samples in an epoch.")
+@click.option("--gpu", help="The GPU model the runs trained on, where it is not this machine's.")
+@click.option("--max-power", type=float, help="That model's greatest power limit in watts.")
+def import_command(
+    job: Path,
+    simulate: SimulatedGpu | None,
+    tracking_uri: str | None,
+    experiment: str,
+    batch_size: str,
+    epochs: str,
+    energy: str,
+    time_s: str,
+    metric: str,
+    samples: int,
+    gpu: str | None,
+    max_power: float | None,
+) -> None:
+    """Turn existing MLflow runs into observations of JOB; done again, it adds only what is new.
+
+    A run counts as converged where its metric meets the job's target.
+    """
+    from zeus_flows.ledger.importing import Columns
+    from zeus_flows.orchestration import upkeep
+
+    sys.exit(
+        upkeep.bring(
+            upkeep.Target(job, simulate, tracking_uri),
+            experiment=experiment,
+            columns=Columns(batch_size, epochs, energy, time_s, metric),
+            samples_per_epoch=samples,
+            max_power_w=max_power,
+            gpu=gpu,
+        )
+    )
 
 
 def _server_checks() -> Sequence[CheckFunction]:

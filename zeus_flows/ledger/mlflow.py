@@ -263,6 +263,13 @@ class MlflowLedger:
         self._read_attempts(page, after=0)
         return self._counting(page, after=0)
 
+    def last_recurrence(self) -> int:
+        """Return the newest recurrence number that was taken; 0 where none was."""
+        if self._find_root(make=False) is None:
+            return 0
+        newest = max(self._page_ids(), default=0)
+        return max(self._read_pages(newest * pages.SIZE).claims, default=0)
+
     def verify(self) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
         state, _, _ = self._fold()
@@ -291,7 +298,7 @@ class MlflowLedger:
 
     def _counting(self, page: Page, *, after: int) -> tuple[Observation, ...]:
         """Return the observations after a recurrence that are comparable with this job's, in the fold's order."""
-        first = max(after + 1, self.window().counts_from)
+        first = max(after + 1, self._current_window().counts_from)
         mine = (self._job.fingerprint, self._energy_source)
         read = (self._closed.get(run_id) for (r, _), run_id in page.attempts.items() if r >= first)
         counting = (o for o in read if o is not None and (o.fingerprint, o.energy_source) == mine)
@@ -315,22 +322,26 @@ class MlflowLedger:
 
     def window(self) -> _Window:
         """Return the drift window that recurrences belong to now, opening one where comparability ended."""
+        window = self._current_window()
+        mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
+        if any(window.tags.get(name) != value for name, value in mine.items()):
+            return self.open_window("fingerprint", counts_from=window.counts_from)
+        return window
+
+    def _current_window(self) -> _Window:
+        """Return the newest drift window, whatever it is about."""
         if self._window is None:
-            _, root_id = self._require_root()
-            run = self._store.run(root_id)
+            run = self._store.run(self._require_root()[1])
             if hint := run.data.tags.get("zf.current_window"):
                 run = self._store.run(hint)
             while following := run.data.params.get("zf.next_window"):
                 run = self._store.run(following)
             self._window = _read_window(run)
-            mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
-            if any(run.data.tags.get(name) != value for name, value in mine.items()):
-                self.open_window("fingerprint", counts_from=self._window.counts_from)
         return self._window
 
     def open_window(self, opened_by: str, *, counts_from: int) -> _Window:
         """End the current drift window and open the next; of several processes racing one window stands."""
-        current = self.window()
+        current = self._current_window()
         candidate = self._create_window(number=current.number + 1, opened_by=opened_by, counts_from=counts_from)
         reached("after-create-window")
         winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
@@ -343,8 +354,7 @@ class MlflowLedger:
 
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""
-        last = max(self._read_pages(max(self._page_ids(), default=0) * pages.SIZE).claims, default=0)
-        return self.open_window("reset", counts_from=last + 1).number
+        return self.open_window("reset", counts_from=self.last_recurrence() + 1).number
 
     def _create_window(self, *, number: int, opened_by: str, counts_from: int) -> str:
         run_id = self._store.create_run(

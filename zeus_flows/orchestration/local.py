@@ -84,10 +84,11 @@ def dry_run(request: Request) -> int:
     trainer = LocalTrainer(job_file, settings)
     job = job_file.core()
     observations: tuple[Observation, ...] = ()
+    number = 1
     if _exists(uri):
         quiet_libraries()
-        observations = _ledger(job_file, uri, trainer.energy_source).observations()
-    number = max((o.recurrence for o in observations), default=0) + 1
+        ledger = _ledger(job_file, uri, trainer.energy_source)
+        observations, number = ledger.observations(), ledger.last_recurrence() + 1
     decision = policy.decide(
         job,
         policy.fold(job, observations),

@@ -1,0 +1,117 @@
+"""Commands that look after a job's ledger: janitor, reset, verify, import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from zeus_flows.core.records import EnergySource
+from zeus_flows.errors import ConfigError
+from zeus_flows.job import JobFile, SimulatedGpu, load_job
+from zeus_flows.ledger.importing import Columns, import_runs
+from zeus_flows.ledger.janitor import sweep
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.outbox import Outbox
+from zeus_flows.ledger.store import Store
+from zeus_flows.settings import Settings, quiet_libraries, read_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which ledger a command is about."""
+
+    path: Path
+    simulate: SimulatedGpu | None = None
+    tracking_uri: str | None = None
+
+    def open(self) -> tuple[JobFile, MlflowLedger, str, Settings]:
+        """Return the job, its ledger, where that is, and the settings."""
+        quiet_libraries()
+        settings = read_settings()
+        job_file = load_job(self.path).overridden(simulate=self.simulate)
+        uri = settings.tracking(self.tracking_uri, job_file.tracking_uri)
+        ledger = open_direct(job_file.core(), tracking_uri=uri, energy_source=energy_source_of(job_file))
+        return job_file, ledger, uri, settings
+
+
+def energy_source_of(job_file: JobFile) -> EnergySource:
+    """Return where a job's joules come from, by its job file alone."""
+    if job_file.device.startswith("simulated-"):
+        return EnergySource.SIMULATED
+    return EnergySource.NONE if job_file.shared_gpu else EnergySource.MEASURED
+
+
+def janitor(target: Target) -> int:
+    """Close recurrences whose process is dead; say which."""
+    from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
+
+    _, ledger, _, settings = target.open()
+    buried = sweep(ledger, Outbox(settings.state_dir), flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
+    for grave in buried:
+        click.echo(f"recurrence {grave.recurrence} was closed: {grave.why}")
+    if not buried:
+        click.echo("nothing is dead; what another machine holds is dead after five minutes without a heartbeat")
+    return 0
+
+
+def reset(target: Target) -> int:
+    """Start a new drift window in which nothing observed before counts."""
+    job_file, ledger, _, _ = target.open()
+    number = ledger.reset()
+    click.echo(f"{job_file.name}: drift window {number} begins; what was observed before no longer counts")
+    return 0
+
+
+def verify(target: Target) -> int:
+    """Fold every run anew and compare with the state that decisions are taken on; exit 5 where they differ."""
+    job_file, ledger, _, _ = target.open()
+    same, observations = ledger.verify()
+    if same:
+        click.echo(f"{job_file.name}: the state is the fold of all {observations} observations")
+        return 0
+    click.echo(
+        f"{job_file.name}: the snapshot differs from the fold of all {observations} observations; "
+        "delete the tag zf.snapshot of the newest drift window's run, and the next recurrence folds anew",
+        err=True,
+    )
+    return 5
+
+
+def bring(
+    target: Target,
+    *,
+    experiment: str,
+    columns: Columns,
+    samples_per_epoch: int,
+    max_power_w: float | None,
+    gpu: str | None,
+) -> int:
+    """Turn existing MLflow runs into observations of a job."""
+    from zeus_flows.core.records import Gpu
+    from zeus_flows.training.trainer import LocalTrainer
+
+    job_file, ledger, uri, settings = target.open()
+    if (gpu is None) != (max_power_w is None):
+        raise ConfigError("--gpu and --max-power go together: the model's name and its greatest power limit in watts")
+    if gpu is not None and max_power_w is not None:
+        trained_on = Gpu(gpu, 1, max_power_w)
+    else:
+        trained_on = LocalTrainer(job_file, settings).gpu
+    done = import_runs(
+        job_file.core(),
+        ledger,
+        Store(uri, patience_s=10.0),
+        experiment=experiment,
+        columns=columns,
+        target=job_file.target,
+        gpu=trained_on,
+        energy_source=energy_source_of(job_file),
+        samples_per_epoch=samples_per_epoch,
+    )
+    click.echo(f"{job_file.name}: {done.imported} runs imported from {experiment}, {done.known_before} known before")
+    for run_id, why in done.left_out.items():
+        click.echo(f"  left out {run_id}: {why}")
+    return 0
