@@ -22,7 +22,7 @@ JOB = Job(name="nightly", batch_sizes=(32, 64, 128), default_batch_size=64, max_
 
 def decision(recurrence: int, attempt: int = 1, batch_size: int = 64, **changes: Any) -> Decision:
     """Return a decision with a reason."""
-    fields = {"reason": Reason("first-run", "because"), "seed": 7, "policy": "thompson"} | changes
+    fields: dict[str, Any] = {"reason": Reason("first-run", "because"), "seed": 7, "policy": "thompson"} | changes
     return Decision(recurrence=recurrence, attempt=attempt, batch_size=batch_size, **fields)
 
 

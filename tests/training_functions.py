@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from zeus_flows.training.session import Session
@@ -31,6 +33,46 @@ def crash(session: Session) -> None:
     """Break in the first epoch."""
     for _ in session.epochs():
         raise ZeroDivisionError("the user's bug")
+
+
+def verbose_crash(session: Session) -> None:
+    """Break deep down, with much to say."""
+
+    def deeper(levels: int) -> None:
+        if levels == 0:
+            raise ValueError('"x"' * 5_000 + "xxx\x00\x1b")
+        deeper(levels - 1)
+
+    for _ in session.epochs():
+        deeper(50)
+
+
+def hungry(session: Session, *, fits: int = 32, epochs: float = 4.0) -> None:
+    """Need more memory than there is at batch sizes above `fits`."""
+    if session.batch_size > fits:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    noisy(session, epochs=epochs)
+
+
+def fragile(session: Session, *, breaks_in: list[int]) -> None:
+    """Break in the middle of given epochs, once each; go on from the last checkpoint."""
+    saved = session.load() or {"steps": 0, "broken": 0}
+    steps, broken = int(saved["steps"]), int(saved["broken"])
+    for epoch in session.epochs():
+        if epoch in breaks_in[broken:]:
+            raise ConnectionError(f"the data went away in epoch {epoch}")
+        list(session.steps([0] * 8))
+        steps += 1
+        session.report_metric(steps / 6)
+        session.save({"steps": steps, "broken": sum(epoch + 1 >= e for e in breaks_in)})
+
+
+def endless(session: Session, *, step_s: float = 0.01) -> None:
+    """Train until told to stop."""
+    for _ in session.epochs():
+        for _batch in session.steps([0] * 200):
+            time.sleep(step_s)
+        session.report_metric(0.0)
 
 
 def write_job(path: Path, function: str = "noisy", **changes: Any) -> Path:

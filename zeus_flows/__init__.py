@@ -1,1 +1,20 @@
 """zeus_flows: energy-optimal recurring GPU training as Prefect flows over MLflow."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zeus_flows.training.dataloader import ZeusDataLoader
+    from zeus_flows.training.session import Session, current_session
+
+__all__ = ["Session", "ZeusDataLoader", "current_session"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: torch takes seconds, and `--help` must not wait for it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module("zeus_flows.training." + ("dataloader" if name == "ZeusDataLoader" else "session"))
+    return getattr(module, name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from tests.builders import decision
+from tests.training import rig
+from tests.training.rig import LIMITS, SAMPLES, Loader, job_file, v100
 from zeus_flows.core.early_stop import CostCut
 from zeus_flows.core.power import best_limit, epoch_cost
 from zeus_flows.core.records import Decision, Mode, Observation, Outcome, PowerProfile
@@ -19,33 +21,6 @@ from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job import JobFile
 from zeus_flows.ledger.protocol import EpochReport
 from zeus_flows.training.session import Session
-
-SAMPLES = 6400
-LIMITS = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
-
-
-def job_file(**changes: Any) -> JobFile:
-    fields: dict[str, Any] = {
-        "name": "nightly",
-        "train": {"function": "my.module:train"},
-        "target": {"metric": "accuracy", "value": 0.9, "better": "higher"},
-        "batch_sizes": [32, 64, 128],
-        "default_batch_size": 64,
-        "max_epochs": 10,
-    }
-    return JobFile.model_validate(fields | changes)
-
-
-class Loader:
-    """As many batches as a data set of `samples` has; the batches are of no interest."""
-
-    def __init__(self, samples: int, batch_size: int) -> None:
-        self.dataset = range(samples)
-        self._batches = math.ceil(samples / batch_size)
-
-    def __iter__(self) -> Any:
-        return iter(range(self._batches))
-
 
 Outcome_ = tuple[Observation, list[EpochReport]]
 
@@ -63,22 +38,8 @@ def attempt(tmp_path: Path) -> Callable[..., Outcome_]:
         seconds_per_epoch: float = 60.0,
     ) -> Outcome_:
         file, decided = file or job_file(), decided or decision(1)
-        epochs: list[EpochReport] = []
-        with open_gpus(
-            "simulated-v100",
-            workload=Workload(seconds_per_epoch=seconds_per_epoch),
-            batch_size=decided.batch_size,
-            samples_per_epoch=None,
-            state_dir=tmp_path,
-            visible=None,
-        ) as gpus:
-            session = Session(file, file.core(), decided, gpus, known_profile=known, report=epochs.append)
-            loader = Loader(samples, decided.batch_size)
-            for _, metric in zip(session.epochs(), [*metrics, *[0.1] * 100], strict=False):
-                for _batch in session.steps(loader):
-                    pass
-                session.report_metric(metric)
-            return session.observation(), epochs
+        with v100(tmp_path, decided.batch_size, seconds_per_epoch) as gpus:
+            return rig.attempt(gpus, *metrics, file=file, decided=decided, known=known, samples=samples)
 
     return run
 
@@ -91,8 +52,8 @@ def test_the_target_ends_the_attempt_and_energy_and_time_are_to_accuracy(attempt
     assert observed.energy_j > 0
 
 
-def test_the_first_epoch_profiles_every_limit_and_the_rest_runs_at_the_best(attempt: Callable[..., Outcome_]) -> None:
-    energy = job_file(eta=1.0)
+def test_the_first_epoch_profiles_the_limits_and_the_rest_runs_at_the_best(attempt: Callable[..., Outcome_]) -> None:
+    energy = job_file(eta=1.0, power_limit={"profile_all_limits": True})
     observed, epochs = attempt(0.5, 0.7, 0.95, file=energy, decided=decision(1, batch_size=128))
     assert observed.profile is not None
     assert observed.profile.complete
@@ -215,3 +176,50 @@ def test_a_train_function_that_never_trains_or_reports_is_told_so(tmp_path: Path
             list(session.steps(Loader(640, 64)))
         with pytest.raises(TrainingError, match="report_metric"):
             session.observation()
+
+
+def test_training_on_after_the_target_books_energy_and_time_at_the_target(attempt: Callable[..., Outcome_]) -> None:
+    metrics = (0.5, 0.7, 0.95, 0.5, 0.97)
+    short, _ = attempt(*metrics)
+    observed, epochs = attempt(*metrics, file=job_file(stop_at_target=False, max_epochs=6))
+    assert [epoch.epoch for epoch in epochs] == [1, 2, 3, 4, 5, 6]
+    assert (observed.outcome, observed.epochs) == (Outcome.CONVERGED, 3)
+    assert (observed.energy_j, observed.time_s) == pytest.approx((short.energy_j, short.time_s))
+    assert observed.detail == "accuracy reached 0.95 in epoch 3; trained on to epoch 6 (stop_at_target: false)"
+
+
+def test_training_on_after_the_target_ignores_the_cut_and_nan(attempt: Callable[..., Outcome_]) -> None:
+    profile = attempt(0.95)[0].profile
+    assert profile is not None
+    one_epoch = epoch_cost(job_file().core(), profile, samples_per_epoch=SAMPLES)
+    file = job_file(stop_at_target=False, max_epochs=6)
+    decided = decision(1, cut=CostCut(threshold_j=2.5 * one_epoch))
+    observed, epochs = attempt(0.95, math.nan, file=file, decided=decided, known=profile)
+    assert (observed.outcome, observed.epochs, len(epochs)) == (Outcome.CONVERGED, 1, 6)
+
+
+def test_an_attempt_that_trains_on_and_never_reaches_the_target_is_exhausted_or_stopped(
+    attempt: Callable[..., Outcome_],
+) -> None:
+    file = job_file(stop_at_target=False, max_epochs=3)
+    assert attempt(file=file)[0].outcome is Outcome.EXHAUSTED
+    assert attempt(file=file, decided=decision(1, cut=CostCut(threshold_j=1.0)))[0].outcome is Outcome.STOPPED
+
+
+def test_how_an_attempt_ended_is_logged(attempt: Callable[..., Outcome_], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        attempt(0.5, 0.95)
+        attempt(decided=decision(1, cut=CostCut(threshold_j=1.0)))
+    assert "batch size 64 converged: accuracy reached 0.95 in epoch 2" in caplog.text
+    assert "batch size 64 stopped: stopped after 1 epochs" in caplog.text
+
+
+def test_samples_are_counted_by_what_a_loader_yields(tmp_path: Path) -> None:
+    with v100(tmp_path) as gpus:
+        file = job_file(max_epochs=2)
+        session = Session(file, file.core(), decision(1), gpus)
+        for _ in session.epochs():
+            for _batch in session.steps(DataLoader(range(1000), batch_size=64, drop_last=True)):  # type: ignore[arg-type]
+                pass
+            session.report_metric(0.1)
+        assert session.observation().samples_per_epoch == 15 * 64

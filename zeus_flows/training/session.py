@@ -68,6 +68,8 @@ class Session:
         recurrence: Number of the recurrence, from 1: which slice of the data it is about.
         attempt: Number of the attempt within the recurrence, from 1.
         seed: For the train function's own randomness; differs between attempts.
+        target: The metric, and when it is good enough.
+        max_epochs: Epochs an attempt trains at most.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Session:
         self.learning_rate = job_file.learning_rate.at(decision.batch_size, job_file.default_batch_size)
         self.recurrence, self.attempt = decision.recurrence, decision.attempt
         self.seed = decision.seed % 2**31
+        self.target, self.max_epochs = job_file.target, job.max_epochs
         self._job_file, self._job, self._decision, self._gpus = job_file, job, decision, gpus
         self._report, self._checkpoints = report, checkpoints
         self._limit_before_w = gpus.power_limit_w()
@@ -113,6 +116,11 @@ class Session:
     def resumed_epoch(self) -> int:
         """The epoch that `load` went back to; 0 where training starts from the beginning."""
         return self._before.epoch
+
+    @property
+    def training(self) -> bool:
+        """Whether an epoch is under way."""
+        return self._start is not None and self._epoch > 0 and self._ended is None and not self._over
 
     def epochs(self) -> Iterator[int]:
         """Yield epoch numbers until the target, the cut or max_epochs ends the attempt.
@@ -162,7 +170,7 @@ class Session:
         """Tell how good the model is after this epoch. The job file says what is good enough."""
         value = float(value)
         self._metric = self._reported = value
-        target = self._job_file.target
+        target = self.target
         if self._reached is not None:
             return
         if math.isnan(value):
@@ -419,7 +427,7 @@ class Session:
 
     def _must_stop(self) -> bool:
         """Whether another epoch would be one too many; ends the attempt if so."""
-        target, max_epochs = self._job_file.target, self._job.max_epochs
+        target, max_epochs = self.target, self.max_epochs
         if self._epoch >= max_epochs:
             if self._reached is not None:
                 self._converged_on_the_way()
@@ -462,7 +470,7 @@ class Session:
 
     def _converged_on_the_way(self) -> None:
         assert self._reached is not None
-        target = self._job_file.target
+        target = self.target
         self._end(
             Outcome.CONVERGED,
             f"{target.metric} reached {self._reached.metric:.4g} in epoch {self._reached.epoch}; "

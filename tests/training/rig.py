@@ -1,0 +1,112 @@
+"""One attempt on a simulated GPU, with what tests want to change about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.builders import decision
+from zeus_flows.core.records import Decision, Observation, PowerProfile
+from zeus_flows.gpu.group import Gpus
+from zeus_flows.gpu.open import group_of_simulated, open_gpus
+from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock, Workload
+from zeus_flows.job import JobFile
+from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.training.checkpoint import Checkpoints
+from zeus_flows.training.session import Session
+
+SAMPLES = 6400
+LIMITS = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
+
+
+def job_file(**changes: Any) -> JobFile:
+    fields: dict[str, Any] = {
+        "name": "nightly",
+        "train": {"function": "my.module:train"},
+        "target": {"metric": "accuracy", "value": 0.9, "better": "higher"},
+        "batch_sizes": [32, 64, 128],
+        "default_batch_size": 64,
+        "max_epochs": 10,
+    }
+    return JobFile.model_validate(fields | changes)
+
+
+class Loader:
+    """As many batches as a data set of `samples` has; the batches are of no interest."""
+
+    def __init__(self, samples: int, batch_size: int) -> None:
+        self.dataset = range(samples)
+        self._batches = math.ceil(samples / batch_size)
+
+    def __iter__(self) -> Any:
+        return iter(range(self._batches))
+
+
+@contextmanager
+def v100(tmp_path: Path, batch_size: int = 64, seconds_per_epoch: float = 60.0) -> Iterator[Gpus]:
+    with open_gpus(
+        "simulated-v100",
+        workload=Workload(seconds_per_epoch=seconds_per_epoch),
+        batch_size=batch_size,
+        samples_per_epoch=None,
+        state_dir=tmp_path,
+        visible=None,
+    ) as gpus:
+        yield gpus
+
+
+class FittedWork:
+    """A measured job's load on a simulated GPU, step by step."""
+
+    def __init__(self, device: SimulatedDevice, clock: VirtualClock, load: Load) -> None:
+        self.samples_per_epoch: int | None = None
+        self._device, self._clock = device, clock
+        device.carry(load)
+
+    def ran(self, samples: int) -> None:
+        assert self.samples_per_epoch is not None
+        seconds = self._device.seconds_for(samples / self.samples_per_epoch)
+        self._device.work(seconds)
+        self._clock.advance(seconds)
+
+
+def fitted_gpu(kind: str, load: Load) -> Gpus:
+    """Return a simulated GPU that carries a measured job."""
+    assert kind in CHIPS
+    clock = VirtualClock()
+    device = SimulatedDevice(kind, clock)
+    return group_of_simulated([device], clock, work=FittedWork(device, clock, load))  # type: ignore[arg-type]
+
+
+def attempt(
+    gpus: Gpus,
+    *metrics: float,
+    file: JobFile | None = None,
+    decided: Decision | None = None,
+    known: PowerProfile | None = None,
+    samples: int = SAMPLES,
+    checkpoints: Checkpoints | None = None,
+    made_with: str = "",
+) -> tuple[Observation, list[EpochReport]]:
+    """Train with given metrics, one per epoch, then 0.1 for ever; return the observation and the epochs."""
+    file, decided = file or job_file(), decided or decision(1)
+    epochs: list[EpochReport] = []
+    session = Session(
+        file,
+        file.core(),
+        decided,
+        gpus,
+        known_profile=known,
+        report=epochs.append,
+        checkpoints=checkpoints,
+        made_with=made_with,
+    )
+    loader = Loader(samples, decided.batch_size)
+    for _, metric in zip(session.epochs(), [*metrics, *[0.1] * 1000], strict=False):
+        for _batch in session.steps(loader):
+            pass
+        session.report_metric(metric)
+    return session.observation(), epochs
