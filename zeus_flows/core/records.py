@@ -336,10 +336,16 @@ class Observation:
     traceback: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("energy_j", "time_s", "profiling_energy_j", "profiling_time_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise MeasurementError(f"{name} must be finite and not negative, not {value!r}")
+        believable = (
+            0 <= self.energy_j < math.inf
+            and 0 <= self.time_s < math.inf
+            and 0 <= self.profiling_energy_j < math.inf
+            and 0 <= self.profiling_time_s < math.inf
+        )
+        if not believable:
+            names = ("energy_j", "time_s", "profiling_energy_j", "profiling_time_s")
+            name = next(n for n in names if not 0 <= getattr(self, n) < math.inf)
+            raise MeasurementError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
         if self.epochs < 0:
             raise MeasurementError(f"epochs must not be negative, not {self.epochs}")
 

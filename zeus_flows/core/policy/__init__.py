@@ -68,11 +68,9 @@ def advance(job: Job, state: State, observation: Observation) -> State:
     if not believable(observation):
         return State(**counted)
     counted |= measured(job, state, observation)
-    after = State(**counted)
-    learnt = lesson(job, after, observation)
-    if learnt is None:
-        return after
-    counted["belief"] = _policy(job).learn(job, state.belief, learnt)
+    learnt = lesson(job, counted, observation)
+    if learnt is not None:
+        counted["belief"] = _policy(job).learn(job, state.belief, learnt)
     return State(**counted)
 
 

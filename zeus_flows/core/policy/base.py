@@ -28,8 +28,8 @@ class Lesson:
         epochs: Epochs trained; max_epochs where the attempt diverged.
         converged: Whether it reached the target; otherwise it would have taken more than `epochs`.
         cost_j: What it cost in all, profiling included.
-        epoch_cost_j: EpochCost of its arm on its GPU, for its data; None where nothing was measured.
         profiled: Whether the attempt profiled.
+        epoch_cost_j: EpochCost of its arm, for its data, where it profiled to the end.
         refused: The cut did not allow a single epoch.
         power_limit_w: The limit it trained at; None where none was applied.
     """

@@ -25,6 +25,7 @@ CHANCES = 128  # draws behind the chance to be best
 # five-point Gauss-Hermite quadrature over an unknown log epoch cost
 _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+_ONE_POINT, _ONE_WEIGHT = np.zeros(1), np.ones(1)  # the same where all of them are known
 
 
 def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
@@ -273,8 +274,10 @@ def _trial_costs(outlook: Outlook, arms: Integers) -> Floats:
     """Return J of some arms, in joules: averaged over the epoch cost where it has not been measured."""
     epochs = outlook.belief.posterior
     mean, covariance = outlook.costs
+    unprofiled = outlook.unprofiled[arms]
+    points, weights = (_POINTS, _WEIGHTS) if unprofiled.any() else (_ONE_POINT, _ONE_WEIGHT)
     deviation = np.sqrt(np.maximum(covariance.diagonal()[arms], 0.0))
-    per_epoch = np.exp(np.minimum(mean[arms][:, None] + deviation[:, None] * _POINTS, LARGEST_LOG))
+    per_epoch = np.exp(np.minimum(mean[arms][:, None] + deviation[:, None] * points, LARGEST_LOG))
     _, planned = plan_many(
         log_epochs=epochs.mean[arms][:, None],
         variance=epochs.variance[arms][:, None],
@@ -285,8 +288,8 @@ def _trial_costs(outlook: Outlook, arms: Integers) -> Floats:
         horizon=outlook.horizon,
         max_epochs=outlook.job.max_epochs,
     )
-    profiling = (outlook.belief.profiling_ratio - 1) * outlook.unprofiled[arms][:, None] * per_epoch
-    expected: Floats = (planned + profiling) @ _WEIGHTS
+    profiling = (outlook.belief.profiling_ratio - 1) * unprofiled[:, None] * per_epoch
+    expected: Floats = (planned + profiling) @ weights
     return expected
 
 

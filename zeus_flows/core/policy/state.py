@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,9 +88,7 @@ class State:
         known = self.sample_costs.get(gpu_key, _NOTHING).get(batch_size)
         if known is not None or (rate := self.rates.get((batch_size, gpu_key))) is None:
             return known
-        eta, max_power_w = job.objective_eta, self.max_power_w[gpu_key]
-        cost = attempt_cost(energy_j=rate.energy_j, time_s=rate.time_s, eta=eta, max_power_w=max_power_w)
-        return _positive(cost / rate.samples)
+        return _rate_cost(job, rate, self.max_power_w[gpu_key])
 
     def arm_costs(self, job: Job, gpu_key: str) -> dict[int, float]:
         """Return `sample_cost` of every arm of the job that has one."""
@@ -98,6 +98,8 @@ class State:
 
 _NOTHING: Mapping[int, float] = {}
 _UNSPENT = Spent()
+_FIELDS = tuple(f.name for f in dataclasses.fields(State))
+_get_fields = operator.attrgetter(*_FIELDS)
 
 
 def count(state: State, observation: Observation) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
         recurrence, energy_j, time_s = observation.recurrence, 0.0, 0.0
     key = observation.gpu.key
     before = state.spent.get(key, _UNSPENT)
-    fields = {name: getattr(state, name) for name in State.__slots__}
+    fields = dict(zip(_FIELDS, _get_fields(state), strict=True))
     fields["observations"] += 1
     fields["order"] = max(state.order, observation.order)
     fields["current"] = (recurrence, energy_j + observation.energy_j, time_s + observation.time_s)
@@ -200,33 +202,46 @@ def sample_costs(job: Job, profiles: Mapping[Key, PowerProfile]) -> dict[str, di
     return costs
 
 
-def lesson(job: Job, state: State, observation: Observation) -> Lesson | None:
+def lesson(job: Job, fields: Mapping[str, Any], observation: Observation) -> Lesson | None:
     """Return what a believable observation teaches about its arm, or None where it must not teach.
 
     A failure is nobody's fault; an unmeasured run and one that ran out of memory say nothing about cost; an arm
     that left the job's list is of no interest. An attempt that diverged never would have reached the target.
+
+    Args:
+        job: Whose objective counts.
+        fields: The state's, with what the observation measured.
+        observation: What happened.
     """
-    if observation.outcome in (Outcome.FAILED, Outcome.OUT_OF_MEMORY):
+    outcome, batch_size, gpu = observation.outcome, observation.batch_size, observation.gpu
+    if outcome is Outcome.FAILED or outcome is Outcome.OUT_OF_MEMORY or batch_size not in job.batch_sizes:
         return None
-    if observation.batch_size not in job.batch_sizes or (observation.converged and not observation.epochs):
+    converged = outcome is Outcome.CONVERGED
+    if converged and not observation.epochs:
         return None
-    per_sample = state.sample_cost(job, observation.batch_size, observation.gpu.key)
+    profiled = observation.profiling_time_s > 0
+    per_sample = fields["sample_costs"].get(gpu.key, _NOTHING).get(batch_size) if profiled else None
     return Lesson(
         recurrence=observation.recurrence,
-        batch_size=observation.batch_size,
-        epochs=job.max_epochs if observation.outcome is Outcome.DIVERGED else observation.epochs,
-        converged=observation.converged,
+        batch_size=batch_size,
+        epochs=job.max_epochs if outcome is Outcome.DIVERGED else observation.epochs,
+        converged=converged,
         cost_j=attempt_cost(
             energy_j=observation.energy_j,
             time_s=observation.time_s,
             eta=job.objective_eta,
-            max_power_w=observation.gpu.max_power_w,
+            max_power_w=gpu.max_power_w,
         ),
         epoch_cost_j=None if per_sample is None else per_sample * observation.samples_per_epoch,
-        profiled=observation.profiling_time_s > 0,
-        refused=observation.epochs_allowed == 0 and not observation.converged,
+        profiled=profiled,
+        refused=observation.epochs_allowed == 0 and not converged,
         power_limit_w=observation.power_limit_w,
     )
+
+
+def _rate_cost(job: Job, rate: Rate, max_power_w: float) -> float | None:
+    cost = attempt_cost(energy_j=rate.energy_j, time_s=rate.time_s, eta=job.objective_eta, max_power_w=max_power_w)
+    return _positive(cost / rate.samples)
 
 
 def _positive(cost: float) -> float | None:
