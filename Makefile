@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOB := deployments/jobs/flights.yaml
 RECURRENCES ?= 20
 
-.PHONY: demo test check bench clean help
+.PHONY: demo test check docs clean help
 
 help:  ## list these targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -34,6 +34,9 @@ check: $(VENV)/.installed-dev  ## lint, types, imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev  ## write docs/reference/cli.md anew
+	$(BIN)/python docs/generate_cli_reference.py
 
 clean:  ## forget the venv and the demo's results
 	rm -rf $(VENV) .demo build *.egg-info

@@ -132,4 +132,4 @@ def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(tmp_path: Path) 
     row = next(line for line in second.stdout.splitlines() if "missed" in line)
     assert row.split()[0] == "3"
     assert "SIMULATED" in second.stdout
-    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in second.stdout
+    assert "ui --backend-store-uri sqlite:///mlflow.db" in second.stdout

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
 #: Where `mlflow ui` listens unless told otherwise.
@@ -33,7 +36,15 @@ def ui_command(tracking_uri: str) -> str | None:
     """Return the command that opens the MLflow UI; None where a server shows it already."""
     if _is_server(tracking_uri):
         return None
-    return f"mlflow ui --backend-store-uri {without_secrets(tracking_uri)}"
+    return f"{_mlflow()} ui --backend-store-uri {without_secrets(tracking_uri)}"
+
+
+def _mlflow() -> str:
+    """Return what to type for `mlflow`: its path beside this Python where the shell would not find it."""
+    beside = Path(sys.executable).with_name("mlflow")
+    if shutil.which("mlflow") or not beside.exists():
+        return "mlflow"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 def without_secrets(uri: str) -> str:

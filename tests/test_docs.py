@@ -1,0 +1,54 @@
+"""What the documentation says is so."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from zeus_flows.job import JobFile, parse_job
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def test_the_command_line_reference_is_the_commands_own_help() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate_cli_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    assert generate.PAGE.read_text(encoding="utf-8") == generate.reference(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_job_file_in_the_readme_is_valid() -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert parse_job(block).name == "nightly-ranker"
+
+
+def test_the_template_explains_every_key_of_a_job_file() -> None:
+    text = (ROOT / "zeus_flows/templates/job.yaml").read_text(encoding="utf-8")
+    uncommented = "\n".join(re.sub(r"^# ?(?=\w+:|  \w+:)", "", line) for line in text.splitlines())
+    keys = set(yaml.safe_load("\n".join(line for line in uncommented.splitlines() if not line.startswith("#"))))
+    assert keys >= set(JobFile.model_fields) - {"prior"}
+
+
+def test_every_make_target_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"`?make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    for page in PAGES:
+        assert not re.search(r"(?<![\w.])/(?:work|root|home)/\w", page.read_text(encoding="utf-8")), page
