@@ -160,9 +160,8 @@ def plan_many(
     after = per_epoch * np.exp((1 - shrink) * mean + 0.5 * noise + shrink * log_k)
     spent = per_epoch * k
     gain = horizon * np.maximum(best_cost_j - after, 0.0)
-    expected = np.cumsum(at * (spent - gain), axis=-1) + (1 - reached) * (spent + best_cost_j)
-    best = expected.argmin(axis=-1)
-    return best + 1, np.take_along_axis(expected, best[..., None], axis=-1)[..., 0]
+    expected: Floats = np.cumsum(at * (spent - gain), axis=-1) + (1 - reached) * (spent + best_cost_j)
+    return expected.argmin(axis=-1) + 1, expected.min(axis=-1)
 
 
 @lru_cache(maxsize=64)

@@ -92,8 +92,13 @@ class State:
 
     def arm_costs(self, job: Job, gpu_key: str) -> dict[int, float]:
         """Return `sample_cost` of every arm of the job that has one."""
-        costs = ((b, self.sample_cost(job, b, gpu_key)) for b in job.batch_sizes)
-        return {b: c for b, c in costs if c is not None}
+        known = self.sample_costs.get(gpu_key, _NOTHING)
+        costs = {b: known[b] for b in job.batch_sizes if b in known}
+        for b, key in self.rates:
+            wanted = key == gpu_key and b in job.batch_sizes and b not in costs
+            if wanted and (cost := self.sample_cost(job, b, key)) is not None:
+                costs[b] = cost
+        return costs
 
 
 _NOTHING: Mapping[int, float] = {}
