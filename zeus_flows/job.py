@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import Job, Mode, Selector
-from zeus_flows.errors import ConfigError
+from zeus_flows.yaml_file import Kind, one_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
@@ -154,12 +151,12 @@ class JobFile(_Section):
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, value: str) -> str:
-        return _one_of(value, DEVICES)
+        return one_of(value, DEVICES)
 
     @field_validator("policy")
     @classmethod
     def _policy_is_known(cls, value: str) -> str:
-        return _one_of(value, tuple(POLICIES))
+        return one_of(value, tuple(POLICIES))
 
     @field_validator("batch_sizes")
     @classmethod
@@ -220,6 +217,25 @@ class JobFile(_Section):
         )
 
 
+_FILE = Kind(
+    JobFile,
+    name="job file",
+    start="`zeus-flows init` writes one to start from",
+    examples={
+        "name": "my-job",
+        "batch_sizes": "[32, 64, 128, 256]",
+        "default_batch_size": "128",
+        "max_epochs": "30",
+        "target": "{metric: accuracy, value: 0.9, better: higher}",
+        "target.metric": "accuracy",
+        "target.value": "0.9",
+        "target.better": "higher   # or lower",
+        "train": "{function: my_package.my_module:train}",
+        "train.function": "my_package.my_module:function",
+    },
+)
+
+
 def load_job(path: Path) -> JobFile:
     """Return the job that a file describes.
 
@@ -227,116 +243,9 @@ def load_job(path: Path) -> JobFile:
         ConfigError: the file cannot be read or is wrong; the text names the file, the line, what is wrong
             and what would be right.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file\n  `zeus-flows init {path}` writes one to start from") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return parse_job(text, source=str(path))
+    return _FILE.load(path).model
 
 
 def parse_job(text: str, *, source: str = "job file") -> JobFile:
     """Return the job that YAML text describes; `source` is what errors call it."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{source}:{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{source}:1: not valid YAML: {error}") from None
-    if node is None or not isinstance(data, dict):
-        raise ConfigError(f"{source}:1: a job file is a mapping such as `name: my-job`; `zeus-flows init` writes one")
-    _no_key_twice(node, source)
-    try:
-        return JobFile.model_validate(data)
-    except ValidationError as error:
-        problems = [
-            f"{source}:{_line_of(node, problem['loc'])}: {_explain(problem)}"
-            for problem in error.errors(include_url=False)
-        ]
-        raise ConfigError("\n".join(problems)) from None
-
-
-def _no_key_twice(node: yaml.Node, source: str) -> None:
-    """Raise where a mapping has a key twice: YAML would silently take the last."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise ConfigError(f"{source}:{key.start_mark.line + 1}: {key.value} is there twice; keep one")
-            seen.add(key.value)
-            _no_key_twice(value, source)
-
-
-def _one_of(value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise ValueError(f"'{value}' is not one of {', '.join(allowed)}{hint}")
-    return value
-
-
-def _line_of(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
-    """Return the line of the deepest part of `loc` that the file has."""
-    line = node.start_mark.line + 1
-    for part in loc:
-        if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
-            if found is None:
-                continue
-            line, node = found[0].start_mark.line + 1, found[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-    return line
-
-
-def _explain(problem: Any) -> str:
-    loc = [str(part) for part in problem["loc"] if not str(part).startswith(("literal", "list"))]
-    where = ".".join(loc) or "job"
-    match problem["type"]:
-        case "missing":
-            return f"{where} is missing{_example_of(loc)}"
-        case "extra_forbidden":
-            known = _fields_beside(loc)
-            close = difflib.get_close_matches(loc[-1], known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(sorted(known))}"
-            return f"{where} is not a key of a job file; {hint}"
-        case "string_pattern_mismatch" if loc[-1] == "function":
-            return f"{where} must look like 'module:function', not {problem['input']!r}"
-        case _:
-            message = str(problem["msg"]).removeprefix("Value error, ")
-            message = message[0].lower() + message[1:]
-            given = "" if problem["loc"] == () else f" (given: {problem['input']!r})"
-            return f"{where}: {message}{given}"
-
-
-def _fields_beside(loc: list[str]) -> list[str]:
-    model: type[BaseModel] = JobFile
-    for part in loc[:-1]:
-        field = model.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
-
-
-_EXAMPLES = {
-    "name": "my-job",
-    "batch_sizes": "[32, 64, 128, 256]",
-    "default_batch_size": "128",
-    "max_epochs": "30",
-    "target": "{metric: accuracy, value: 0.9, better: higher}",
-    "target.metric": "accuracy",
-    "target.value": "0.9",
-    "target.better": "higher   # or lower",
-    "train": "{function: my_package.my_module:train}",
-    "train.function": "my_package.my_module:train",
-}
-
-
-def _example_of(loc: list[str]) -> str:
-    example = _EXAMPLES.get(".".join(loc))
-    return f"; for instance `{loc[-1]}: {example}`" if example else ""
+    return _FILE.parse(text, source=source).model

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
+from zeus_flows.core.policy.base import joules
 from zeus_flows.core.records import ArmBelief
 
-
-def joules(value: float) -> str:
-    """Return energy, or a cost in joules, with three digits.
-
-    >>> joules(1234.5), joules(0.5), joules(-2_500_000.0)
-    ('1.23 kJ', '0.5 J', '-2.5 MJ')
-    """
-    for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.3g} J"
+__all__ = ["describe_arm", "joules", "seconds"]
 
 
 def seconds(value: float) -> str:
