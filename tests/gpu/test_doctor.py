@@ -45,7 +45,7 @@ def test_what_is_missing_is_said_with_what_to_do(emulate: Callable[..., Emulator
     found = checks(tmp_path)
     assert "--cap-add=SYS_ADMIN" in found["permission on GPU 0"].todo
     assert "power sensor" in found["energy of GPU 0"].found
-    assert "shared: true" in found["sharing of GPU 0"].todo
+    assert "shared_gpu: true" in found["sharing of GPU 0"].todo
     assert a_job_could_run(tuple(found.values()))
 
 

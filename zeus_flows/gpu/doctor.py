@@ -162,7 +162,7 @@ def _sharing(device: NvmlDevice, sliced: bool) -> Check:
     name = f"sharing of GPU {device.index}"
     if sliced:
         return Check(name, Status.WARN, "MIG", "slices cannot be measured: jobs run and learn on time alone")
-    declare = "write `shared: true` in the job file if others use this GPU at the same time (MPS, time slicing)"
+    declare = "write `shared_gpu: true` in the job file if others use this GPU at the same time (MPS, time slicing)"
     try:
         users = len(device.process_ids())
     except DeviceError:
