@@ -199,7 +199,7 @@ def test_a_stored_profile_that_is_off_by_more_than_five_percent_is_measured_agai
 def test_measuring_again_goes_on_in_the_next_recurrence_and_the_old_profile_serves_meanwhile() -> None:
     first, _ = attempt(fitted_gpu("v100", heavy()), 0.95)
     assert first.profile is not None
-    slower = replace(heavy(), seconds_per_epoch=12.0)
+    slower = replace(heavy(), seconds_per_epoch=3.0)
     second, _ = attempt(fitted_gpu("v100", slower), 0.95, known=first.profile)
     assert second.profile is not None
     assert second.profile.complete

@@ -100,14 +100,27 @@ def test_epochs_of_one_step_still_finish_a_profile(attempt: Callable[..., Outcom
 def test_a_profile_that_training_ended_too_early_is_kept_and_completed_by_the_next(
     attempt: Callable[..., Outcome_],
 ) -> None:
-    first, _ = attempt(0.95, seconds_per_epoch=4.0)
+    first, _ = attempt(0.95, seconds_per_epoch=1.0)
     assert first.profile is not None
     assert not first.profile.complete
     assert first.power_limit_w is None
     second, _ = attempt(0.5, 0.95, known=first.profile)
     assert second.profile is not None
     assert second.profile.complete
-    assert second.profile.measurements[: len(first.profile.measurements)] == first.profile.measurements
+    done = [m for m in first.profile.measurements if m.begun_s is None]
+    assert len(done) > 1
+    assert list(second.profile.measurements[: len(done)]) == done
+
+
+def test_where_epochs_are_short_a_span_takes_a_tenth_of_one_but_a_second_at_least(
+    attempt: Callable[..., Outcome_],
+) -> None:
+    file = job_file(power_limit={"profile_all_limits": True})
+    for seconds_per_epoch, at_least_s in ((100.0, 7 * 6.0), (6.0, 7 * 1.2 * 2.94), (0.5, 7 * 1.2)):
+        observed, _ = attempt(*[0.1] * 9, 0.95, file=file, samples=640_000, seconds_per_epoch=seconds_per_epoch)
+        assert observed.profile is not None
+        assert observed.profile.complete
+        assert at_least_s * 0.99 <= observed.profiling_time_s < at_least_s * 1.1
 
 
 def test_no_warm_up_at_all_is_possible(attempt: Callable[..., Outcome_]) -> None:

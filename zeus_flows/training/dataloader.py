@@ -32,6 +32,7 @@ from zeus_flows.gpu.open import open_gpus
 from zeus_flows.job import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session, current_session
+from zeus_flows.training.trainer import least_span_s
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -121,7 +122,9 @@ class ZeusDataLoader(DataLoader[T]):
             decision = Decision(
                 1, 1, self._job_file.default_batch_size, Reason("alone", "no job decided"), seed=0, policy="power"
             )
-            session = self._session = Session(self._job_file, self._job_file.core(), decision, gpus)
+            session = self._session = Session(
+                self._job_file, self._job_file.core(), decision, gpus, least_span_s=least_span_s(gpus)
+            )
             try:
                 yield from session.epochs()
                 if self._metric is not None:

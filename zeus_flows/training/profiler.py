@@ -7,6 +7,7 @@ early goes on in the next recurrence, so that epochs of one step finish a profil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,19 @@ from zeus_flows.errors import DeviceError, DeviceLost, MeasurementError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import Mark
 
+#: A span takes at most this share of an epoch, so that profiling a short training does not slow it down...
+OF_AN_EPOCH = 0.1
+#: ... but this many seconds at least, or what the sensor needs.
+LEAST_S = 1.0
+#: A warm-up takes at most this share of a span.
+OF_A_SPAN = 0.2
+
 
 @dataclass(slots=True)
 class _Slice:
     """What has been measured of one power limit so far."""
 
+    settled: bool = False
     warmup_s: float = 0.0
     time_s: float = 0.0
     energy_j: float = 0.0
@@ -36,13 +45,15 @@ class PowerProfiler:
         batch_size: The arm.
         limits_w: The limits to choose among.
         known: What earlier attempts measured; only what it lacks is measured.
-        profile_s: Seconds a limit is measured for, at least.
-        warmup_s: Seconds after a limit was set that are discarded, at least.
+        profile_s: Seconds a limit is measured for; where epochs are short, a tenth of one, but `least_s` at least.
+        warmup_s: Seconds after a limit was set that are discarded; where spans are shorter, a fifth of one.
         made_with: Versions the measurements depend on; what was made with others is measured again.
+        least_s: What a span must have to be believed.
         always_w: Limits to measure whether or not they can win.
         skip_losers: Leave out limits that cannot win any more.
 
     Attributes:
+        samples_per_epoch: How long an epoch is; 0 while that is not known.
         broken: Why profiling was given up; empty while it was not.
         energy_j: Energy spent while profiling in this attempt, warm-up included.
         time_s: Time spent likewise.
@@ -59,6 +70,7 @@ class PowerProfiler:
         profile_s: float,
         warmup_s: float,
         made_with: str = "",
+        least_s: float = LEAST_S,
         always_w: Iterable[float] = (),
         skip_losers: bool = True,
     ) -> None:
@@ -72,11 +84,13 @@ class PowerProfiler:
         self._stale = set(self._found) & set(known.stale_w if known else ())
         if known is not None and known.made_with not in ("", made_with):
             self._stale, self._begun = set(self._found), {}
-        self._profile_s, self._warmup_s = profile_s, warmup_s
+        self._profile_s, self._warmup_s, self._least_s = profile_s, warmup_s, least_s
         self._slice = _Slice()
         self._mark: Mark | None = None
         self._pending = 0
+        self._rate = 0.0
         self._limit_w: float | None = None
+        self.samples_per_epoch = 0
         self.broken = ""
         self.energy_j = 0.0
         self.time_s = 0.0
@@ -127,8 +141,8 @@ class PowerProfiler:
         if self._mark is None:
             return not self.active
         self._pending += samples
-        wanted_s = self._warmup_s - self._slice.warmup_s if self._warming else self._profile_s - self._slice.time_s
-        if self._gpus.now_s() - self._mark.time_s >= wanted_s:
+        elapsed_s = self._gpus.now_s() - self._mark.time_s
+        if elapsed_s + self._so_far_s >= self._wanted_s(self._rate or self._pending / max(elapsed_s, 1e-9)):
             self._close()
             self._open()
         return not self.active
@@ -141,17 +155,26 @@ class PowerProfiler:
         return not self.active
 
     @property
-    def _warming(self) -> bool:
-        return self._slice.warmup_s < self._warmup_s
+    def _so_far_s(self) -> float:
+        """Seconds of the warm-up, or of the span after it, that are over."""
+        return self._slice.time_s if self._slice.settled else self._slice.warmup_s
+
+    def _wanted_s(self, samples_per_s: float) -> float:
+        """Return how long the warm-up, or the span after it, is to be at this speed."""
+        epoch_s = self.samples_per_epoch / samples_per_s if self.samples_per_epoch else math.inf
+        span_s = min(self._profile_s, max(self._least_s, OF_AN_EPOCH * epoch_s))
+        return span_s if self._slice.settled else min(self._warmup_s, OF_A_SPAN * span_s)
 
     def _move_on(self) -> None:
         """Take the next limit that is worth measuring, and what was measured of it before."""
         self._limit_w = next((limit for limit in self._wanted if self._wants(limit)), None)
-        self._slice = _Slice()
+        self._slice = _Slice(settled=self._warmup_s <= 0)
         if self._limit_w is not None and (begun := self._begun.pop(self._limit_w, None)) is not None:
             assert begun.begun_s is not None
             seconds = begun.begun_s
-            self._slice = _Slice(0.0, seconds, begun.average_power_w * seconds, begun.samples_per_s * seconds)
+            self._slice = _Slice(
+                self._warmup_s <= 0, 0.0, seconds, begun.average_power_w * seconds, begun.samples_per_s * seconds
+            )
 
     def _wants(self, limit_w: float) -> bool:
         if limit_w in self._found and limit_w not in self._stale:
@@ -188,14 +211,18 @@ class PowerProfiler:
         self.time_s += span.time_s
         if not span.complete:
             self.broken = "a power reading failed"
-        elif self._warming:
-            self._slice.warmup_s += span.time_s
-        else:
+            return
+        if span.time_s > 0:
+            self._rate = max(self._rate, self._pending / span.time_s)
+        if self._slice.settled:
             self._slice.time_s += span.time_s
             self._slice.energy_j += span.energy_j
             self._slice.samples += self._pending
-        if self._slice.time_s >= self._profile_s and not self.broken:
-            self._book()
+            if self._slice.time_s >= self._wanted_s(self._rate):
+                self._book()
+        else:
+            self._slice.warmup_s += span.time_s
+            self._slice.settled = self._slice.warmup_s >= self._wanted_s(self._rate)
 
     def _book(self) -> None:
         """Keep the measurement of the limit under way and go on to the next."""

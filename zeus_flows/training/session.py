@@ -33,7 +33,7 @@ from zeus_flows.gpu.meter import Mark, Span
 from zeus_flows.job import JobFile
 from zeus_flows.ledger.protocol import EpochReport
 from zeus_flows.training.checkpoint import Checkpoints, Progress
-from zeus_flows.training.profiler import PowerProfiler
+from zeus_flows.training.profiler import LEAST_S, PowerProfiler
 
 log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
@@ -61,6 +61,7 @@ class Session:
         report: Called with every epoch.
         checkpoints: What an earlier try of this attempt left; None: nothing is kept.
         made_with: Major versions that a profile depends on.
+        least_span_s: What the sensor needs to measure a power limit.
 
     Attributes:
         batch_size: The batch size to train with.
@@ -83,6 +84,7 @@ class Session:
         report: Callable[[EpochReport], None] = lambda _: None,
         checkpoints: Checkpoints | None = None,
         made_with: str = "",
+        least_span_s: float = LEAST_S,
     ) -> None:
         self.batch_size = decision.batch_size
         self.learning_rate = job_file.learning_rate.at(decision.batch_size, job_file.default_batch_size)
@@ -93,6 +95,7 @@ class Session:
         self._report, self._checkpoints = report, checkpoints
         self._limit_before_w = gpus.power_limit_w()
         known = checkpoints.profile if checkpoints is not None and checkpoints.profile is not None else known_profile
+        self._least_span_s = least_span_s
         self._profiler = self._make_profiler(known, made_with)
         self._checker: PowerProfiler | None = None
         self._limit_w: float | None = None
@@ -337,6 +340,7 @@ class Session:
             profile_s=section.profile_seconds,
             warmup_s=section.warmup_seconds,
             made_with=made_with,
+            least_s=self._least_span_s,
             always_w=(self._limit_before_w,) if observing else (),
             skip_losers=not section.profile_all_limits,
         )
@@ -355,6 +359,7 @@ class Session:
         """Return what measures now, begun: the profiler, then what checks a stored profile; None: nothing."""
         measuring = self._profiler if self._profiler.active else self._checker
         if measuring is not None:
+            measuring.samples_per_epoch = self._samples_per_epoch
             measuring.begin()
         return measuring
 
@@ -398,6 +403,7 @@ class Session:
                 known=None,
                 profile_s=section.profile_seconds,
                 warmup_s=section.warmup_seconds,
+                least_s=self._least_span_s,
             )
 
     def _said_of(self, limit_w: float) -> LimitMeasurement | None:

@@ -7,8 +7,10 @@ import gc
 import importlib
 import importlib.metadata
 import inspect
+import math
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +20,19 @@ from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observatio
 from zeus_flows.errors import ConfigError
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
+from zeus_flows.gpu.meter import update_period_s
 from zeus_flows.gpu.open import open_gpus
 from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job import JobFile
 from zeus_flows.ledger.protocol import EpochReport
 from zeus_flows.settings import Settings
 from zeus_flows.training.checkpoint import Checkpoints
+from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.session import Session
 
 TrainFunction = Callable[..., object]
 
+_UPDATES = 50
 #: What an observation may hold of an exception: an MLflow param has room for 6,000 characters in all.
 _MOST_DETAIL, _MOST_TRACEBACK = 500, 2_000
 
@@ -66,6 +71,7 @@ class LocalTrainer:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
             self.power_limits_w: tuple[float, ...] = gpus.limits_w
+            self._least_span_s = least_span_s(gpus)
 
     def train(
         self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
@@ -90,6 +96,7 @@ class LocalTrainer:
                 report=report,
                 checkpoints=checkpoints,
                 made_with=_made_with(gpus),
+                least_span_s=self._least_span_s,
             )
             try:
                 with session.as_current():
@@ -156,6 +163,16 @@ def load_function(spec: str, *, beside: Path | None = None) -> TrainFunction:
         raise ConfigError(f"train.function: {module_name} has no function {function_name!r}{hint}")
     loaded: TrainFunction = function
     return loaded
+
+
+def least_span_s(gpus: Gpus) -> float:
+    """Return how long a span must be to be believed: fifty updates of a GPU's counter."""
+    if gpus.energy_source is not EnergySource.MEASURED:
+        return LEAST_S
+    period_s = None
+    if gpus.sensor == "counter":
+        period_s = update_period_s(gpus.devices[0].energy_j, time.monotonic, time.sleep)
+    return math.inf if period_s is None else max(LEAST_S, _UPDATES * period_s)
 
 
 def _made_with(gpus: Gpus) -> str:
