@@ -16,6 +16,8 @@
     + AlreadyObserved       this attempt has its observation
     + DeclaredDead          the recurrence was closed while its process was thought dead
     + UnknownAttempt        no decision was written for this attempt
+    + AlreadyDecided        this attempt has another decision
+    + StoreDenied           wants other credentials; safe to retry with them
 
 `exit_code` is what the command line exits with.
 """
@@ -95,3 +97,11 @@ class UnknownAttempt(StoreError):
 
 class DeclaredDead(StoreError):
     """The recurrence was closed because its process was thought dead; nothing can be added to it."""
+
+
+class AlreadyDecided(StoreError):
+    """The attempt already has its decision, and it is another one; nothing was changed."""
+
+
+class StoreDenied(StoreError):
+    """MLflow does not accept these credentials. Nothing is lost: what waits is kept until they are right."""

@@ -27,6 +27,7 @@ from zeus_flows.core.records import (
     Selector,
     decision_seed,
 )
+from zeus_flows.errors import StoreUnavailable
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, Ledger
 from zeus_flows.training.trainer import AttemptFailed
@@ -189,7 +190,11 @@ class LocalSteps:
         """Let an observer's report name the batch sizes that were tried before, with their doubt."""
         if self.job.mode is not Mode.OBSERVE:
             return observation
-        tried = tried_batch_sizes(self.job, (*self.ledger.observations(), observation))
+        try:
+            before = self.ledger.observations()
+        except StoreUnavailable:  # the report can do without; the observation cannot be lost for it
+            return observation
+        tried = tried_batch_sizes(self.job, (*before, observation))
         return replace(observation, detail="; ".join((observation.detail, *(t.sentence for t in tried))))
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
@@ -221,6 +226,7 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     are soon told and do not count.
     """
     number = steps.begin()
+    reached("after-begin")
     done: list[tuple[Attempt, Observation]] = []
     tried: set[int] = set()
     left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
@@ -228,7 +234,9 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
         while left:
             attempt = steps.decide(number, tuple(observation for _, observation in done))
             observation = steps.train(attempt)
+            reached("after-train")
             steps.observe(attempt, observation)
+            reached("after-observe")
             done.append((attempt, observation))
             if observation.converged:
                 break

@@ -14,16 +14,17 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from zeus_flows.core import policy
 from zeus_flows.core.records import Decision, Job, Observation
-from zeus_flows.errors import AlreadyObserved, DeclaredDead, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger import codec
 from zeus_flows.ledger.janitor import Buried, sweep
-from zeus_flows.ledger.lease import HEARTBEAT_S, Holder
+from zeus_flows.ledger.lease import HEARTBEAT_S, Holder, read_holder
 from zeus_flows.ledger.mlflow import MlflowLedger
 from zeus_flows.ledger.outbox import Item, Outbox
 from zeus_flows.ledger.points import reached
@@ -32,10 +33,14 @@ from zeus_flows.ledger.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds within which a decision must be read and written; one call more may be under way then.
-DECIDE_WITHIN_S: Final = 20.0
-#: Seconds an outcome waits for its delivery after training; it is safe in the outbox meanwhile.
+#: Seconds of MLflow's time within which a decision must be read and written; half of it where it was away just now.
+DECIDE_WITHIN_S: Final = 18.0
+#: Seconds that the janitor may take before that.
+SWEEP_WITHIN_S: Final = 8.0
+#: Seconds an outcome waits for its delivery after training, while MLflow answers; it is safe in the outbox meanwhile.
 WAIT_S: Final = 20.0
+#: Seconds for which a recurrence waits in all while MLflow does not answer.
+STALL_S: Final = 2.0
 _RETRY_S: Final = 2.0
 
 
@@ -62,15 +67,17 @@ class DurableLedger:
         self._job, self._outbox, self._holder = job, outbox, holder
         self._store = Store(tracking_uri, patience_s=3.0)
         self._ledger = open_ledger(self._store)
-        self._delivering = open_ledger(Store(tracking_uri))
-        self._key = json.dumps([tracking_uri.rpartition("@")[2], job.name])
+        self._deliveries = Store(tracking_uri)
+        self._delivering = open_ledger(self._deliveries)
+        self._key = self._ledger.key
         self._refused: dict[int, StoreError] = {}
-        self._beating: str | None = None
-        self._attempt = ""
+        self._begun = 0
+        self._guessed = self.degraded = self._away = False
+        self._attempt: str | None = None  # of this recurrence, the newest
+        self._training: str | None = None  # the attempt whose holder says that it is alive
+        self._left_s, self._stall_left_s = DECIDE_WITHIN_S, STALL_S
         self._work = threading.Event()
         self._stop = threading.Event()
-        self._away = False
-        self.degraded = self._guessed = False
         self._thread = threading.Thread(target=self._deliver_for_ever, name="zeus-flows-outbox", daemon=True)
         self._thread.start()
 
@@ -78,16 +85,21 @@ class DurableLedger:
     def experiment_id(self) -> str:
         """The experiment that holds the attempts; empty while MLflow is away."""
         try:
-            return self._ledger.experiment_id
+            with self._deciding():
+                return self._ledger.experiment_id
         except StoreUnavailable:
+            self._away = True
             return ""
 
     def begin(self) -> int:
         """Take the next recurrence number; a guess where MLflow does not answer, put right on delivery."""
         self.degraded = self._guessed = False
+        self._attempt = None
+        self._begun += 1
+        self._left_s = DECIDE_WITHIN_S / 2 if self._away else DECIDE_WITHIN_S
         try:
-            with self._store.within(DECIDE_WITHIN_S):
-                number = self._ledger.begin()
+            with self._deciding():
+                number = self._ledger.begin(self._token)
         except StoreUnavailable as error:
             self._degrade(error)
             self._guessed = True
@@ -99,7 +111,7 @@ class DurableLedger:
         """Return the history; an empty one, marked as degraded, where MLflow does not answer."""
         if not self.degraded:
             try:
-                with self._store.within(DECIDE_WITHIN_S):
+                with self._deciding():
                     return self._ledger.history()
             except StoreUnavailable as error:
                 self._degrade(error)
@@ -109,20 +121,30 @@ class DurableLedger:
         """Write a decision, or keep it to be written, and begin to say that its holder is alive."""
         if not self.degraded:
             try:
-                with self._store.within(DECIDE_WITHIN_S):
-                    self._attempt = self._beating = self._ledger.decided(decision, context)
+                with self._deciding():
+                    self._attempt = self._training = self._ledger.decided(decision, context)
                     return self._attempt
             except StoreUnavailable as error:
                 self._degrade(error)
-        payload = {"decision": codec.dump_decision(decision), "context": dict(context), "guessed": self._guessed}
-        self._attempt = f"{self._holder.token}-{decision.recurrence}-{decision.attempt}"
+            finally:
+                self._left_s = DECIDE_WITHIN_S
+        payload = {
+            "decision": codec.dump_decision(decision),
+            "context": dict(context),
+            "guessed": self._guessed,
+            "holder": self._holder.dump(),
+        }
+        self._attempt = self._training = f"{self._token}-{decision.attempt}"
         self._put(self._attempt, "decided", json.dumps(payload))
         reached("after-spool-decision")
         return self._attempt
 
     def epoch(self, attempt_id: str, report: EpochReport) -> None:
-        """Keep what one epoch brought; deliver it soon."""
-        self._put(attempt_id, "epoch", json.dumps(asdict(replace(report, wall_s=time.time()))))
+        """Keep what one epoch brought; deliver it soon. Training does not end because one cannot be kept."""
+        try:
+            self._put(attempt_id, "epoch", json.dumps(asdict(replace(report, wall_s=time.time()))))
+        except StoreError as error:
+            log.warning("epoch %d is not recorded: %s", report.epoch, error)
         reached("after-spool-epoch")
 
     def observed(self, attempt_id: str, observation: Observation) -> None:
@@ -133,24 +155,29 @@ class DurableLedger:
         """
         item = self._put(attempt_id, "observed", codec.dump_observation(observation))
         reached("after-spool-observation")
-        self._beating = None
+        self._training = None
         self._wait(item)
 
     def ended(self, recurrence: int, observations: Sequence[Observation]) -> None:
         """Keep a recurrence's end; deliver it soon."""
+        self._training = None
+        if self._attempt is None and self._guessed:
+            return  # its number was a guess and nothing bears it
         texts = [codec.dump_observation(observation) for observation in observations]
         payload = json.dumps({"recurrence": recurrence, "observations": texts})
-        item = self._put(self._attempt, "ended", payload)
+        item = self._put(self._attempt or "", "ended", payload)
         reached("after-spool-end")
-        self._beating = None
         self._wait(item)
 
     def sweep(self, **prefect: Any) -> list[Buried]:
-        """Close what is dead (`janitor.sweep`); nothing where MLflow does not answer."""
+        """Deliver what the dead left here, then close what is dead (`janitor.sweep`); nothing while MLflow is away."""
+        self._linger(lambda: bool(self._outbox.due(self._key, owner=self._holder.dump())))
+        reached("after-settle")
         try:
-            with self._store.within(DECIDE_WITHIN_S):
+            with self._store.within(SWEEP_WITHIN_S):
                 return sweep(self._ledger, self._outbox, **prefect)
         except StoreUnavailable as error:
+            self._away = True
             log.warning("%s; the janitor will come with the next recurrence", error)
             return []
 
@@ -159,15 +186,34 @@ class DurableLedger:
         return self._ledger.observations()
 
     def close(self, *, flush_s: float = 5.0) -> None:
-        """Stop delivering, after a last while to deliver what is left."""
-        give_up = time.monotonic() + (0.0 if self._away else flush_s)
-        while time.monotonic() < give_up and self._outbox.due(self._key, owner=self._holder.dump()):
-            time.sleep(0.05)
+        """Stop delivering, after a last while to deliver what is left; the rest is left to the next recurrence."""
+        give_up = time.monotonic() + flush_s
+        owner = self._holder.dump()
+        while not self._away and time.monotonic() < give_up and self._outbox.due(self._key, owner=owner):
+            time.sleep(0.02)
         self._stop.set()
         self._work.set()
         self._thread.join(timeout=10)
+        if not self._thread.is_alive():  # else it may yet deliver: the items stay its own as long as this process
+            self._outbox.release(self._key, token=self._holder.token)
+            self._outbox.close()
 
     # -- the outbox ----------------------------------------------------------------------------------------------
+
+    @property
+    def _token(self) -> str:
+        """Names this recurrence while it may have no number."""
+        return f"{self._holder.token}.{self._begun}"
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Let all calls up to a decision share one bound; what happens between them does not count."""
+        began = time.monotonic()
+        try:
+            with self._store.within(self._left_s):
+                yield
+        finally:
+            self._left_s -= time.monotonic() - began
 
     def _put(self, attempt: str, kind: str, payload: str) -> int:
         item = self._outbox.put(self._key, attempt, kind, payload, owner=self._holder.dump(), wall_s=time.time())
@@ -175,14 +221,22 @@ class DurableLedger:
         return item
 
     def _wait(self, item: int) -> None:
-        give_up = time.monotonic() + WAIT_S
-        while self._outbox.waiting(self._key, item) and not self._away and time.monotonic() < give_up:
-            time.sleep(0.01)
+        self._linger(lambda: self._outbox.waiting(self._key, item))
         refused = self._refused.pop(item, None)
         if refused is not None:
             raise refused
         if self._outbox.waiting(self._key, item):
             log.warning("MLflow does not answer; what this run brought is kept and will be delivered by the next one")
+
+    def _linger(self, pending: Callable[[], bool]) -> None:
+        """Wait for a delivery as long as MLflow answers; where it is silent, `STALL_S` in all and no more."""
+        began = time.monotonic()
+        while pending() and not self._away and (now := time.monotonic()) < began + WAIT_S:
+            silent_s = now - max(began, self._deliveries.answered_s)
+            if silent_s > self._stall_left_s:
+                self._away, self._stall_left_s = True, 0.0
+                return
+            time.sleep(0.01)
 
     def _deliver_for_ever(self) -> None:
         beat_at = time.monotonic() + HEARTBEAT_S
@@ -190,54 +244,81 @@ class DurableLedger:
             self._work.wait(timeout=_RETRY_S)
             self._work.clear()
             try:
-                self._deliver()
-                if self._beating and time.monotonic() >= beat_at:
+                heard = self._deliver()
+                if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + HEARTBEAT_S
-                    self._holder = self._holder.next()
-                    self._delivering.heartbeat(self._beating, self._holder)
-                self._away = False
-            except StoreError as error:
+                    heard += self._beat()
+                if heard:
+                    self._away = False
+            except Exception as error:  # whatever it was, the thread must live: heartbeats depend on it
                 if not self._away:
-                    log.warning("%s; training goes on, records are kept in the outbox", error)
+                    what = error if isinstance(error, StoreError) else type(error).__name__
+                    log.warning("%s; training goes on, records are kept in the outbox", what)
                 self._away = True
+                self._stop.wait(_RETRY_S)
+
+    def _beat(self) -> int:
+        """Say that the holder of the attempt in training is alive; return how often that was said."""
+        run_id = self._run_of(self._training) if self._training else None
+        if run_id is None:
+            return 0
+        self._holder = self._holder.next()
+        self._delivering.heartbeat(run_id, self._holder)
+        reached("after-heartbeat")
+        return 1
+
+    def _run_of(self, attempt: str) -> str | None:
+        """Return an attempt's run; None where it is named by a token and its decision was not delivered yet."""
+        return self._outbox.run_of(attempt) if "-" in attempt else attempt
 
     def _deliver(self) -> int:
-        items = self._outbox.due(self._key, owner=self._holder.dump())
-        for item in items:
+        delivered = 0
+        for item in self._outbox.due(self._key, owner=self._holder.dump()):
+            if self._stop.is_set():
+                break
+            reached("before-deliver")
             try:
                 run_id = self._deliver_one(item)
-            except (AlreadyObserved, DeclaredDead, UnknownAttempt) as refusal:
+            except (StoreUnavailable, StoreDenied):
+                raise
+            except StoreError as refusal:
                 log.warning("a record was refused and dropped: %s", refusal)
                 self._refused[item.id] = refusal
                 run_id = None
             reached("after-deliver")
             self._outbox.remove(item.id, token=item.attempt if run_id else None, run_id=run_id)
-        return len(items)
+            reached("after-remove")
+            delivered += 1
+        return delivered
 
     def _deliver_one(self, item: Item) -> str | None:
         """Deliver an item; return the run that a decision's token has become."""
         ledger = self._delivering
-        known = self._outbox.run_of(item.attempt)
-        run_id = known or item.attempt
+        if item.kind == "decided":
+            data = json.loads(item.payload)
+            decision, holder = codec.load_decision(data["decision"]), read_holder(data["holder"])
+            if data["guessed"]:
+                number = ledger.begin(item.attempt.rpartition("-")[0], holder=holder, asked_before=True)
+                reached("after-late-claim")
+                decision = replace(decision, recurrence=number)
+            return ledger.decided(decision, data["context"], holder=holder, at_s=item.wall_s)
+        run_id = self._run_of(item.attempt)
+        if run_id is None:
+            raise UnknownAttempt(f"the decision of attempt {item.attempt} was refused")
+        named_by_token = "-" in item.attempt
 
         def numbered(text: str) -> Observation:
             observation = codec.load_observation(text)
-            return replace(observation, recurrence=ledger.recurrence_of(known)) if known else observation
+            return replace(observation, recurrence=ledger.recurrence_of(run_id)) if named_by_token else observation
 
         match item.kind:
-            case "decided":
-                data = json.loads(item.payload)
-                decision = codec.load_decision(data["decision"])
-                if data["guessed"]:
-                    decision = replace(decision, recurrence=ledger.begin(token=item.attempt.rpartition("-")[0]))
-                return ledger.decided(decision, data["context"])
             case "epoch":
                 ledger.epoch(run_id, EpochReport(**json.loads(item.payload)))
             case "observed":
                 ledger.observed(run_id, numbered(item.payload), at_s=item.wall_s)
             case "ended":
                 data = json.loads(item.payload)
-                recurrence = ledger.recurrence_of(known) if known else int(data["recurrence"])
+                recurrence = ledger.recurrence_of(run_id) if named_by_token else int(data["recurrence"])
                 ledger.ended(recurrence, [numbered(text) for text in data["observations"]], at_s=item.wall_s)
         return None
 

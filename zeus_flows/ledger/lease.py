@@ -34,6 +34,7 @@ class Holder:
         started: When the process started, in the kernel's ticks: process ids come round again.
         beat: Counts up.
         flow_run_id: The Prefect flow run it belongs to; empty outside of one.
+        machine: The machine's own id: machines may share a name. Empty where it has none, as in most containers.
     """
 
     token: str
@@ -44,6 +45,7 @@ class Holder:
     started: int
     beat: int = 0
     flow_run_id: str = ""
+    machine: str = ""
 
     def dump(self) -> str:
         """Return the holder as JSON text."""
@@ -55,7 +57,11 @@ class Holder:
 
 
 def read_holder(text: str) -> Holder | None:
-    """Return the holder that `dump` wrote, or None where the text is something else."""
+    """Return the holder that `dump` wrote, or None where the text is something else.
+
+    >>> read_holder(this_process(token="t").dump()).token, read_holder(""), read_holder("[]")
+    ('t', None, None)
+    """
     try:
         return Holder(**json.loads(text))
     except (TypeError, ValueError):
@@ -72,6 +78,7 @@ def this_process(*, flow_run_id: str = "", token: str | None = None) -> Holder:
         pid=os.getpid(),
         started=_started(os.getpid()) or 0,
         flow_run_id=flow_run_id,
+        machine=_machine_id(),
     )
 
 
@@ -79,8 +86,8 @@ def is_gone(holder: Holder) -> bool | None:
     """Return whether a holder's process has ended; None where this machine cannot know."""
     if holder.host != platform.node():
         return None
-    if holder.boot != _boot_id():
-        return True
+    if holder.boot != _boot_id():  # rebooted, or another machine of the same name
+        return True if holder.machine and holder.machine == _machine_id() else None
     if holder.namespace != _namespace():
         return None
     return _started(holder.pid) != holder.started
@@ -96,6 +103,14 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
         return ""
 
 

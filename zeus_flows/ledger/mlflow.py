@@ -8,34 +8,47 @@ What this promises, on sqlite, PostgreSQL and an MLflow server on either:
 
 * Recurrence numbers are unique, whoever asks at the same time.
 * An attempt has one decision and one observation. The first stands; the same again is accepted, another is refused.
-* An attempt that was declared dead has its observation, so its own late report is refused.
-* The fold's order is (recurrence, attempt). A snapshot covers only recurrences that have ended, and after a recurrence
-  has ended no attempt is added to it: so no observation can come to lie inside a snapshot.
+* An attempt that was declared dead has its observation, so its own late report is refused. That observation says
+  nothing about the job and does not count.
+* The fold's order is (recurrence, attempt). A snapshot covers only recurrences that have ended and whose attempts all
+  have their observation. An attempt that is added after the end is declared dead by whoever adds it. So nothing that
+  counts can come to lie inside a snapshot.
 * A decision reads runs by id only: the root, the current drift window, one or two pages, and the attempts since the
   snapshot. None of that grows with the history.
+* Runs start in the order they are decided, even where the clock goes back.
 
 It does not promise that an observation is there the moment training ends: see `zeus_flows.ledger.durable`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from mlflow.entities import Metric, Run
 
 from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.records import Decision, EnergySource, Gpu, InFlight, Job, Observation, Outcome
-from zeus_flows.errors import AlreadyObserved, DeclaredDead, StoreError
+from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead, StoreError
 from zeus_flows.ledger import codec, pages, snapshot
-from zeus_flows.ledger.lease import Holder, this_process
+from zeus_flows.ledger.lease import Holder, read_holder, this_process
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, History, Ledger
 from zeus_flows.ledger.store import Store
+
+log = logging.getLogger(__name__)
+
+#: The fingerprint of an observation that says its attempt died: comparable with nothing, so it never counts.
+DEAD: Final = "declared dead"
+#: Closed recurrences between two snapshots while a long history is folded anew; what is folded then is kept.
+_STRIDE: Final = 5 * pages.SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,13 @@ class MlflowLedger:
         self._root: tuple[str, str] | None = None
         self._window: _Window | None = None
         self._pages: dict[int, str] = {}
-        self._closed: dict[str, Observation] = {}
+        self._closed: dict[str, Observation | None] = {}  # None: its run is gone
+        self._last_start_ms: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the store and the job, without secrets."""
+        return json.dumps([self._store.location, self._job.name])
 
     @property
     def name(self) -> str:
@@ -93,43 +112,59 @@ class MlflowLedger:
 
     # -- recurrences and decisions -----------------------------------------------------------------------------------
 
-    def begin(self, token: str | None = None) -> int:
+    def begin(self, token: str | None = None, *, holder: Holder | None = None, asked_before: bool = False) -> int:
         """Take the next recurrence number.
 
         Args:
-            token: Names the recurrence before it has a number: asked again with it, the same number is returned.
+            token: Names the recurrence before it has a number.
+            holder: Who takes it; whoever this ledger belongs to by default.
+            asked_before: The token may have a number already: then that is returned. Reads every page.
         """
         token = token or uuid.uuid4().hex
-        mine = replace(self._holder, token=token).dump()
+        mine = replace(holder or self._holder, token=token, beat=0).dump()
         number = max(self._page_ids(), default=0)
-        while True:
-            claims = self._read_page(number).claims
-            for taken, holder in claims.items():
-                if token in holder:
+        if asked_before:
+            for taken, claim in self._read_pages(0).claims.items():
+                if (taker := read_holder(claim)) and taker.token == token:
                     return taken
+        claims = Page().read(self._store.params(self._page(number))).claims
+        while True:
             recurrence = max(claims, default=number * pages.SIZE) + 1
             number = pages.number_of(recurrence)
             reached("before-claim")
-            if self._store.set_once(self._page(number), pages.claim(recurrence), mine) == mine:
+            lost_to = self._store.lost_to(self._page(number), pages.claim(recurrence), mine)
+            if lost_to is None:
                 reached("after-claim")
                 return recurrence
+            claims = Page().read(lost_to).claims
 
-    def decided(self, decision: Decision, context: Mapping[str, str]) -> str:
+    def decided(
+        self,
+        decision: Decision,
+        context: Mapping[str, str],
+        *,
+        holder: Holder | None = None,
+        at_s: float | None = None,
+    ) -> str:
         """Write a decision; return the id of the attempt's run.
 
         The same decision again returns the run it has.
 
         Raises:
-            StoreError: the attempt has another decision.
+            AlreadyDecided: the attempt has another decision.
             DeclaredDead: its recurrence has ended.
         """
         text = codec.dump_decision(decision)
         page = self._page(pages.number_of(decision.recurrence))
+        tags = self._decision_tags(decision, context) | {"zf.lease": (holder or self._holder).dump()}
+        start_ms = max(int((time.time() if at_s is None else at_s) * 1000), self._newest_start_ms() + 1)
         run_id = self._store.create_run(
             self.experiment_id,
             name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self._mark}",
-            tags={name: codec.fits_tag(value) for name, value in self._decision_tags(decision, context).items()},
+            tags={name: codec.fits_tag(value) for name, value in tags.items()},
+            start_ms=start_ms,
         )
+        self._last_start_ms = start_ms
         reached("after-create-run")
         params = {"zf.batch_size": str(decision.batch_size), "zf.seed": str(decision.seed), "zf.decision": text}
         self._store.log(run_id, params=params)
@@ -139,7 +174,7 @@ class MlflowLedger:
         if standing != run_id:
             self._store.delete(run_id)
             if self._store.params(standing).get("zf.decision") != text:
-                raise StoreError(f"{self._name(decision)} has a decision already")
+                raise AlreadyDecided(f"{self._name(decision)} has a decision already")
             run_id = standing
         if decision.recurrence in Page().read(self._store.params(page)).ended:
             self.declare_dead(OpenAttempt(run_id, decision, ""), "its recurrence had ended")
@@ -147,7 +182,7 @@ class MlflowLedger:
         return run_id
 
     def declare_dead(self, attempt: OpenAttempt, why: str) -> bool:
-        """Give an attempt the observation that its holder is dead; return whether that was news."""
+        """Give an attempt the observation that its holder is dead, unless it has one; return whether that was news."""
         decision = attempt.decision
         observation = Observation(
             recurrence=decision.recurrence,
@@ -162,7 +197,7 @@ class MlflowLedger:
             samples_per_epoch=0,
             energy_complete=False,
             explores=decision.explores,
-            fingerprint=self._job.fingerprint,
+            fingerprint=DEAD,
             detail=f"declared dead: {why}",
         )
         try:
@@ -242,119 +277,230 @@ class MlflowLedger:
 
     def history(self) -> History:
         """Return the fold of all closed attempts, and what is in flight."""
-        state, still_open, _ = self._fold()
+        self._look()
+        state, still_open, _ = self._fold(self.window(), keep=True)
         decisions = (attempt.decision for attempt in still_open)
         return History(state, tuple(InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in decisions))
 
+    def unfinished(self) -> tuple[tuple[OpenAttempt, ...], Page]:
+        """Return the attempts without an observation, and the pages on which recurrences may not have ended."""
+        if self._find_root(make=False) is None:
+            return (), Page()
+        _, still_open, page = self._fold(self._look(), keep=False)
+        return still_open, page
+
     def open_attempts(self) -> tuple[OpenAttempt, ...]:
         """Return the attempts without an observation."""
-        return self._fold()[1]
+        return self.unfinished()[0]
+
+    def open_attempts_of(self, recurrence: int) -> tuple[OpenAttempt, ...]:
+        """Return a recurrence's attempts without an observation."""
+        page = Page().read(self._store.params(self._page(pages.number_of(recurrence))))
+        return self._read_attempts(page.attempts_of(recurrence).values())
 
     def open_claims(self) -> Mapping[int, str]:
         """Return recurrences that were taken and have not ended, with who took them."""
-        page = self._fold()[2]
+        page = self.unfinished()[1]
         return {number: holder for number, holder in page.claims.items() if number not in page.ended}
 
     def observations(self) -> tuple[Observation, ...]:
-        """Return every observation that counts, in the fold's order, read from the runs one by one."""
+        """Return every observation that counts, in the fold's order, read from the runs."""
         if self._find_root(make=False) is None:
             return ()
+        window = self._look()
         page = self._read_pages(0)
-        self._read_attempts(page, after=0)
-        return self._counting(page, after=0)
+        self._read_attempts(run_id for (r, _), run_id in page.attempts.items() if r >= window.counts_from)
+        return self._counting(page, after=window.counts_from - 1)
 
     def last_recurrence(self) -> int:
         """Return the newest recurrence number that was taken; 0 where none was."""
-        if self._find_root(make=False) is None:
+        if self._find_root(make=False) is None or not (known := self._page_ids()):
             return 0
-        newest = max(self._page_ids(), default=0)
-        return max(self._read_pages(newest * pages.SIZE).claims, default=0)
+        newest = max(known)
+        claims = Page().read(self._store.params(known[newest])).claims
+        return max(claims, default=newest * pages.SIZE)
 
     def verify(self) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
-        state, _, _ = self._fold()
+        if self._find_root(make=False) is None:
+            return True, 0
+        state, _, _ = self._fold(self._look(), keep=False)
         folded = policy.fold(self._job, self.observations())
         return policy.to_json(state) == policy.to_json(folded), folded.observations
 
-    def _fold(self) -> tuple[policy.State, tuple[OpenAttempt, ...], Page]:
-        window = self.window()
-        known = snapshot.load(self._job, window.tags)
-        start = known.upto if known else 0
-        page = self._read_pages(start)
-        still_open = self._read_attempts(page, after=start)
+    def _fold(self, window: _Window, *, keep: bool) -> tuple[policy.State, tuple[OpenAttempt, ...], Page]:
+        """Return the state, what is open, and the pages since the snapshot; `keep` a new snapshot where it is time.
+
+        Page by page: where a long history must be folded anew, what was folded before time ran out is kept.
+        """
+        page, still_open = Page(), list[OpenAttempt]()
+        known = snapshot.load(self._job, window.tags) if self._is_mine(window) else None
+        upto = saved = known.upto if known else 0
         state = known.state if known else policy.initial(self._job)
-        upto = page.closed_upto(start)
-        prefix = [o for o in self._counting(page, after=start) if o.recurrence <= upto]
-        for observation in prefix:
-            state = policy.advance(self._job, state, observation)
-        if upto - start >= snapshot.EVERY:
-            tags = snapshot.dump(snapshot.Snapshot(upto, state))
-            self._store.log(window.run_id, tags=tags)
-            self._window = replace(window, tags={**window.tags, **tags})
-            reached("after-snapshot")
+        numbers = [n for n in sorted(self._pages) if n >= pages.number_of(max(upto, 1))]
+        for number in numbers:
+            fresh = Page().read(self._store.params(self._pages[number]))
+            page.add(fresh)
+            still_open += self._read_attempts(self._worth_reading(fresh, window, after=upto))
+            covered = page.closed_upto(upto, {attempt.decision.recurrence for attempt in still_open})
+            for observation in self._counting(page, after=upto, upto=covered):
+                state = policy.advance(self._job, state, observation)
+            upto = covered
+            if (
+                keep
+                and self._is_mine(window)
+                and upto - saved >= (snapshot.EVERY if number == numbers[-1] else _STRIDE)
+            ):
+                tags = snapshot.dump(snapshot.Snapshot(upto, state))
+                self._store.log(window.run_id, tags=tags)
+                self._window = replace(window, tags={**window.tags, **tags})
+                saved = upto
+                reached("after-snapshot")
         for observation in self._counting(page, after=upto):
             state = policy.advance(self._job, state, observation)
-        return state, still_open, page
+        return state, tuple(still_open), page
 
-    def _counting(self, page: Page, *, after: int) -> tuple[Observation, ...]:
+    def _worth_reading(self, page: Page, window: _Window, *, after: int) -> list[str]:
+        """Return the attempts that a fold must read: those that may count or are open, and the newest for its time."""
+        newest = max(page.attempts, default=None)
+        wanted = {
+            run_id: None
+            for (r, m), run_id in sorted(page.attempts.items())
+            if (r > after and (r >= window.counts_from or r not in page.ended))
+            or ((r, m) == newest and self._last_start_ms is None)
+        }
+        return list(wanted)
+
+    def _counting(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Observation, ...]:
         """Return the observations after a recurrence that are comparable with this job's, in the fold's order."""
         first = max(after + 1, self._current_window().counts_from)
         mine = (self._job.fingerprint, self._energy_source)
-        read = (self._closed.get(run_id) for (r, _), run_id in page.attempts.items() if r >= first)
+        read = (
+            self._closed.get(run_id)
+            for (r, _), run_id in page.attempts.items()
+            if r >= first and (upto is None or r <= upto)
+        )
         counting = (o for o in read if o is not None and (o.fingerprint, o.energy_source) == mine)
         return tuple(sorted(counting, key=lambda o: o.order))
 
-    def _read_attempts(self, page: Page, *, after: int) -> tuple[OpenAttempt, ...]:
-        """Read the attempts after a recurrence that are not known to be closed; return those that are open."""
+    def _read_attempts(self, run_ids: Iterable[str]) -> tuple[OpenAttempt, ...]:
+        """Read those attempts that are not known to be closed; return those that are open."""
+        wanted = [run_id for run_id in run_ids if run_id not in self._closed]
+        found = self._store.runs(self.experiment_id, wanted) if wanted else {}
         still_open = []
-        for (recurrence, _), run_id in sorted(page.attempts.items()):
-            if recurrence <= after or run_id in self._closed:
-                continue
-            run = self._store.run(run_id)
-            if "zf.observation" in run.data.params:
-                self._closed[run_id] = codec.load_observation(run.data.params["zf.observation"])
-            else:
-                decision = codec.load_decision(run.data.params["zf.decision"])
+        for run_id in wanted:
+            run = found.get(run_id)
+            params = run.data.params if run is not None else {}
+            if run is not None:
+                self._last_start_ms = max(self._last_start_ms or 0, int(run.info.start_time))
+            if "zf.observation" in params:
+                self._closed[run_id] = codec.load_observation(params["zf.observation"])
+            elif run is not None and "zf.decision" in params:
+                decision = codec.load_decision(params["zf.decision"])
                 still_open.append(OpenAttempt(run_id, decision, run.data.tags.get("zf.lease", "")))
+            else:
+                log.warning("run %s of %s is gone; what it observed no longer counts", run_id, self._job.name)
+                self._closed[run_id] = None
         return tuple(still_open)
+
+    def _newest_start_ms(self) -> int:
+        """Return when the newest attempt started, by the clock of whoever decided it; 0 where there is none."""
+        if self._last_start_ms is None:
+            known = self._page_ids()
+            page = Page().read(self._store.params(known[max(known)])) if known else Page()
+            self._read_attempts(page.attempts[newest] for newest in sorted(page.attempts)[-1:])
+        return self._last_start_ms or 0
+
+    # -- what was never linked ---------------------------------------------------------------------------------------
+
+    def unended_runs(self, *, most: int) -> Sequence[Run]:
+        """Return the newest runs of this ledger that look as if something were running."""
+        root = self._find_root(make=False)
+        if root is None:
+            return ()
+        found = self._store.search([self.experiment_id, root[0]], "attributes.status = 'RUNNING'", most=most)
+        return [run for run in found if run.info.lifecycle_stage == "active" and "zf.kind" in run.data.tags]
+
+    def is_linked(self, run: Run) -> bool:
+        """Return whether a run is part of the ledger, by what the pages, the root or the chain of windows say."""
+        tags, run_id = run.data.tags, str(run.info.run_id)
+        match tags["zf.kind"]:
+            case "attempt":
+                recurrence, attempt = int(tags["zf.recurrence"]), int(tags["zf.attempt"])
+                if (number := pages.number_of(recurrence)) not in self._page_ids():
+                    return False
+                return self._store.params(self._pages[number]).get(pages.attempt(recurrence, attempt)) == run_id
+            case "page":
+                return run_id in self._page_ids().values()
+            case "drift-window":
+                return run_id in self._windows()
+        return True
+
+    def discard(self, run_id: str) -> None:
+        """Delete a run that never became part of the ledger."""
+        self._store.delete(run_id)
 
     # -- root, windows, pages ----------------------------------------------------------------------------------------
 
     def window(self) -> _Window:
         """Return the drift window that recurrences belong to now, opening one where comparability ended."""
         window = self._current_window()
-        mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
-        if any(window.tags.get(name) != value for name, value in mine.items()):
-            return self.open_window("fingerprint", counts_from=window.counts_from)
+        while not self._is_mine(window):
+            window, _ = self._open_after(window, "fingerprint", counts_from=window.counts_from)
         return window
 
-    def _current_window(self) -> _Window:
-        """Return the newest drift window, whatever it is about."""
-        if self._window is None:
-            run = self._store.run(self._require_root()[1])
-            if hint := run.data.tags.get("zf.current_window"):
-                run = self._store.run(hint)
-            while following := run.data.params.get("zf.next_window"):
-                run = self._store.run(following)
-            self._window = _read_window(run)
-        return self._window
-
     def open_window(self, opened_by: str, *, counts_from: int) -> _Window:
-        """End the current drift window and open the next; of several processes racing one window stands."""
-        current = self._current_window()
-        candidate = self._create_window(number=current.number + 1, opened_by=opened_by, counts_from=counts_from)
-        reached("after-create-window")
-        winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
-        if winner != candidate:
-            self._store.delete(candidate)
-        self._store.end(current.run_id)
-        self._store.log(self._require_root()[1], tags={"zf.current_window": winner})
-        self._window = _read_window(self._store.run(winner))
-        return self._window
+        """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
+        while True:
+            window, stands = self._open_after(self._look(), opened_by, counts_from=counts_from)
+            if stands:
+                return window
 
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""
         return self.open_window("reset", counts_from=self.last_recurrence() + 1).number
+
+    def _is_mine(self, window: _Window) -> bool:
+        mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
+        return all(window.tags.get(name) == value for name, value in mine.items())
+
+    def _current_window(self) -> _Window:
+        """Return the newest drift window that this ledger knows of, whatever it is about."""
+        return self._window or self._look()
+
+    def _look(self) -> _Window:
+        """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
+        root = self._store.run(self._require_root()[1])
+        self._learn_pages(root.data.params)
+        run = root
+        if (hint := root.data.tags.get("zf.current_window")) and hint != root.info.run_id:
+            run = self._store.run(hint)
+        while following := run.data.params.get("zf.next_window"):
+            run = self._store.run(following)
+        self._window = _read_window(run)
+        return self._window
+
+    def _windows(self) -> tuple[str, ...]:
+        """Return the run ids of all drift windows, in order."""
+        found = [self._require_root()[1]]
+        while following := self._store.params(found[-1]).get("zf.next_window"):
+            found.append(following)
+        return tuple(found)
+
+    def _open_after(self, current: _Window, opened_by: str, *, counts_from: int) -> tuple[_Window, bool]:
+        """Open the window after `current`; return the one that stands, and whether it is the one opened here."""
+        first = max(counts_from, current.counts_from)
+        candidate = self._create_window(number=current.number + 1, opened_by=opened_by, counts_from=first)
+        reached("after-create-window")
+        winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
+        reached("after-link-window")
+        if winner != candidate:
+            self._store.delete(candidate)
+        self._store.end(current.run_id)
+        self._store.log(self._require_root()[1], tags={"zf.current_window": winner})
+        window = _read_window(self._store.run(winner))
+        self._window = window
+        return window, winner == candidate
 
     def _create_window(self, *, number: int, opened_by: str, counts_from: int) -> str:
         run_id = self._store.create_run(
@@ -384,8 +530,11 @@ class MlflowLedger:
                 if made is not None:
                     self._root = made, candidate
                     return self._root
-                self._store.delete(candidate)
                 experiment = self._store.experiment(name)
+                if (
+                    experiment is not None and experiment.tags.get("zf.root") != candidate
+                ):  # else only the answer was lost
+                    self._store.delete(candidate)
             if experiment is None or "zf.root" not in experiment.tags:
                 raise StoreError(f"the experiment {name} was not made by zeus_flows; rename the job or that experiment")
             self._root = str(experiment.experiment_id), str(experiment.tags["zf.root"])
@@ -398,7 +547,10 @@ class MlflowLedger:
 
     def _page_ids(self) -> dict[int, str]:
         """Return the pages there are, by number."""
-        for name, value in self._store.params(self._require_root()[1]).items():
+        return self._learn_pages(self._store.params(self._require_root()[1]))
+
+    def _learn_pages(self, params: Mapping[str, str]) -> dict[int, str]:
+        for name, value in params.items():
             if name.startswith("zf.page."):
                 self._pages[int(name.removeprefix("zf.page."))] = value
         return self._pages
@@ -410,12 +562,10 @@ class MlflowLedger:
             candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={"zf.kind": "page"})
             reached("after-create-page")
             self._pages[number] = self._store.set_once(root_id, f"zf.page.{number}", candidate)
+            reached("after-link-page")
             if self._pages[number] != candidate:
                 self._store.delete(candidate)
         return self._pages[number]
-
-    def _read_page(self, number: int) -> Page:
-        return Page().read(self._store.params(self._page(number)))
 
     def _read_pages(self, after: int) -> Page:
         """Return all pages from the one with the recurrence after `after`, as one."""
@@ -448,7 +598,6 @@ class MlflowLedger:
             "zf.explores": str(decision.explores).lower(),
             "zf.degraded": str(decision.degraded).lower(),
             "zf.drift_window": self.window().run_id,
-            "zf.lease": self._holder.dump(),
             **context,
         }
 

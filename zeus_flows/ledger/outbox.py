@@ -1,8 +1,8 @@
 """What could not be delivered yet: a small SQLite database in the state directory.
 
 A write goes here first and is durable when `put` returns; a thread delivers it. Several processes may share one outbox:
-each delivers its own items and those of processes that have ended. Items of one job and store are delivered in the
-order they were put. It also remembers what this machine saw of other machines' heartbeats.
+each delivers its own items, those of processes that have ended, and those that were released. Items of one owner are
+delivered in the order they were put. It also remembers what this machine saw of other machines' heartbeats.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.engine import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateIndex, CreateTable
 
+from zeus_flows.errors import StoreError
 from zeus_flows.ledger.lease import is_gone, read_holder
 
 _META = MetaData()
@@ -38,7 +42,7 @@ _ITEMS = Table(
     Column("attempt", String, nullable=False),  # run id, or the token of one that has none yet
     Column("kind", String, nullable=False),
     Column("payload", String, nullable=False),
-    Column("owner", String, nullable=False),  # JSON of a Holder
+    Column("owner", String, nullable=False),  # JSON of a Holder; empty where it was released
     Column("wall_s", Float, nullable=False),
 )
 _RUNS = Table("runs", _META, Column("token", String, primary_key=True), Column("run_id", String, nullable=False))
@@ -69,20 +73,43 @@ class Outbox:
 
     Args:
         folder: The state directory; made if need be.
+
+    Raises:
+        StoreError: nothing can be written there.
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._engine: Engine = create_engine(f"sqlite:///{folder / 'outbox.db'}", connect_args={"timeout": 30})
+        self._path = folder / "outbox.db"
+        self._engine: Engine = create_engine(f"sqlite:///{self._path}", connect_args={"timeout": 30})
         event.listen(self._engine, "connect", _make_durable)
-        _META.create_all(self._engine)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._engine.begin() as connection:
+                for table in _META.sorted_tables:  # of several processes that begin at once, one makes it
+                    connection.execute(CreateTable(table, if_not_exists=True))
+                    for index in table.indexes:
+                        connection.execute(CreateIndex(index, if_not_exists=True))
+        except (OSError, SQLAlchemyError) as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self._path} cannot be written ({type(error).__name__})\n  set ZEUS_FLOWS_STATE_DIR to a folder that can"
+        )
 
     def put(self, ledger: str, attempt: str, kind: str, payload: str, *, owner: str, wall_s: float) -> int:
-        """Store an item; it is on disk when this returns."""
+        """Store an item; it is on disk when this returns.
+
+        Raises:
+            StoreError: it is not; the disk may be full.
+        """
         row = {"ledger": ledger, "attempt": attempt, "kind": kind, "payload": payload, "owner": owner, "wall_s": wall_s}
-        with self._engine.begin() as connection:
-            result = connection.execute(insert(_ITEMS).values(**row))
-            return int(result.inserted_primary_key[0]) if result.inserted_primary_key else 0
+        try:
+            with self._engine.begin() as connection:
+                result = connection.execute(insert(_ITEMS).values(**row))
+                return int(result.inserted_primary_key[0]) if result.inserted_primary_key else 0
+        except SQLAlchemyError as error:
+            raise self._unwritable(error) from None
 
     def due(self, ledger: str, *, owner: str) -> Sequence[Item]:
         """Return what this owner may deliver, in order, after taking over the items of owners that are gone.
@@ -104,6 +131,21 @@ class Outbox:
                     items.append(Item(row.id, row.attempt, row.kind, row.payload, row.wall_s))
         return items
 
+    def release(self, ledger: str, *, token: str) -> None:
+        """Leave an owner's items to whoever comes next: its process may go on for days without delivering them."""
+        with self._engine.begin() as connection:
+            query = select(_ITEMS.c.id, _ITEMS.c.owner).where(_ITEMS.c.ledger == ledger)
+            for row in connection.execute(query).all():
+                owner = read_holder(row.owner)
+                if owner is not None and owner.token == token:
+                    connection.execute(update(_ITEMS).where(_ITEMS.c.id == row.id).values(owner=""))
+
+    def unsettled(self, ledger: str) -> frozenset[str]:
+        """Return the attempts, by run id or token, about which something is still to be delivered by whomever."""
+        query = select(_ITEMS.c.attempt).where(_ITEMS.c.ledger == ledger).distinct()
+        with self._engine.connect() as connection:
+            return frozenset(connection.execute(query).scalars())
+
     def guess_recurrence(self, ledger: str) -> int:
         """Return a number for a recurrence that cannot ask for one: one more than the last that was seen here."""
         with self._engine.begin() as connection:
@@ -113,17 +155,19 @@ class Outbox:
 
     def saw_recurrence(self, ledger: str, number: int) -> None:
         """Remember the newest recurrence that ran here."""
+        row = upsert(_NUMBERS).values(ledger=ledger, last=number)
+        newer = row.on_conflict_do_update(
+            index_elements=["ledger"], set_={"last": number}, where=_NUMBERS.c.last < number
+        )
         with self._engine.begin() as connection:
-            connection.execute(delete(_NUMBERS).where(_NUMBERS.c.ledger == ledger))
-            connection.execute(insert(_NUMBERS).values(ledger=ledger, last=number))
+            connection.execute(newer)
 
     def remove(self, item_id: int, *, token: str | None = None, run_id: str | None = None) -> None:
         """Forget an item that was delivered; remember the run that a token has become."""
         with self._engine.begin() as connection:
             connection.execute(delete(_ITEMS).where(_ITEMS.c.id == item_id))
             if token is not None and run_id is not None:
-                connection.execute(delete(_RUNS).where(_RUNS.c.token == token))
-                connection.execute(insert(_RUNS).values(token=token, run_id=run_id))
+                connection.execute(upsert(_RUNS).values(token=token, run_id=run_id).on_conflict_do_nothing())
 
     def run_of(self, token: str) -> str | None:
         """Return the run that a token has become, once its decision was delivered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -41,17 +41,27 @@ class Page:
                 self.attempts[recurrence, int(match["attempt"])] = value
         return self
 
-    def closed_upto(self, start: int) -> int:
-        """Return the last recurrence of the closed prefix: all that were taken after `start` have ended.
+    def add(self, other: Page) -> None:
+        """Add what another page says."""
+        self.claims |= other.claims
+        self.attempts |= other.attempts
+        self.ended |= other.ended
 
-        >>> page = Page({1: "a", 2: "b", 3: "c"}, ended={1, 2})
-        >>> page.closed_upto(0)
-        2
+    def closed_upto(self, start: int, still_open: Collection[int] = ()) -> int:
+        """Return the last recurrence of the closed prefix: all after `start` have ended and have no open attempt.
+
+        >>> page = Page({1: "a", 2: "b", 3: "c"}, ended={1, 2, 3})
+        >>> page.closed_upto(0), page.closed_upto(0, still_open={2})
+        (3, 1)
         """
         upto = start
-        while upto + 1 in self.ended:
+        while upto + 1 in self.ended and upto + 1 not in still_open:
             upto += 1
         return upto
+
+    def attempts_of(self, recurrence: int) -> dict[int, str]:
+        """Return a recurrence's attempts by number."""
+        return {attempt: run_id for (number, attempt), run_id in self.attempts.items() if number == recurrence}
 
 
 def number_of(recurrence: int) -> int:

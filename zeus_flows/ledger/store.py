@@ -1,21 +1,31 @@
 """MLflow, one bounded call at a time, with errors that say whether to try again.
 
 `MlflowClient` raises one kind of exception for everything. Here an answer that is definite (no such run, a param that
-has another value) is told from a store that is away or too slow: the latter is `StoreUnavailable`.
+has another value) is told from a store that is away or too slow: the latter is `StoreUnavailable`. Each call is made in
+a thread of its own and given up when its time is over: a database that hangs, or MLflow's own minutes of retries while
+it opens one, must not hold up training.
 """
 
 from __future__ import annotations
 
+import contextvars
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Metric, Param, Run, RunTag
+from mlflow.entities import Experiment, Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
-from zeus_flows.errors import StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.settings import bound_mlflow
 
 T = TypeVar("T")
@@ -28,32 +38,47 @@ _ANSWERS: Final = frozenset(
         "RESOURCE_ALREADY_EXISTS",
         "BAD_REQUEST",
         "INVALID_STATE",
-        "PERMISSION_DENIED",
-        "UNAUTHENTICATED",
-        "CUSTOMER_UNAUTHORIZED",
         "ENDPOINT_NOT_FOUND",
     }
 )
+_DENIALS: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
+_DENIED: Final = re.compile(r"error code 40[13]\b")
 _PAUSE_S: Final = 0.5
+#: Seconds after which a call is given up. A server's answers are bounded more tightly (`settings.bound_mlflow`).
+_CALL_S: Final = 30.0
+#: Runs read in one call; twice as many take five times as long.
+_TOGETHER: Final = 100
+_RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Store:
-    """The calls the ledger needs. Thread-safe as far as MLflow's client is.
+    """The calls the ledger needs. One thread at a time: `within` holds for whoever calls.
 
     Args:
         tracking_uri: Where.
         patience_s: How long a call that is safe to repeat is repeated while the store is away.
+
+    Attributes:
+        location: Where, without secrets; the same from every folder.
+        answered_s: When it last answered, on the monotonic clock.
     """
 
     def __init__(self, tracking_uri: str, *, patience_s: float = 0.0) -> None:
         bound_mlflow()
-        self.client = MlflowClient(tracking_uri=tracking_uri)
+        self._tracking_uri = tracking_uri
         self._deadline: float | None = None
         self._patience_s = patience_s
+        self.location = location(tracking_uri)
+        self.answered_s = time.monotonic()
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's client. Made when first needed: on a database that is away, making it takes minutes."""
+        return MlflowClient(tracking_uri=self._tracking_uri)
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Let the calls of the block take so long together; the call that finds it passed is refused."""
+        """Let the calls of the block take so long together; the one under way then is given up."""
         before, self._deadline = self._deadline, time.monotonic() + seconds
         try:
             yield
@@ -65,6 +90,24 @@ class Store:
     def run(self, run_id: str) -> Run:
         """Return a run by its id: as fast with a million runs as with one."""
         return self._repeat(lambda: self.client.get_run(run_id))
+
+    def runs(self, experiment_id: str, run_ids: Sequence[str]) -> dict[str, Run]:
+        """Return an experiment's runs by their ids, deleted ones too, many to a call; those gone for good are left out.
+
+        What is not a run id never reaches the filter.
+        """
+        found: dict[str, Run] = {}
+        proper = [run_id for run_id in run_ids if _RUN_ID.fullmatch(run_id)]
+        for start in range(0, len(proper), _TOGETHER):
+            some = proper[start : start + _TOGETHER]
+            query = f"attributes.run_id IN ({','.join(repr(run_id) for run_id in some)})"
+            found |= {str(run.info.run_id): run for run in self.search([experiment_id], query, most=len(some))}
+        return found
+
+    def search(self, experiment_ids: Sequence[str], query: str, *, most: int) -> Sequence[Run]:
+        """Return the newest runs that a filter finds, deleted ones too."""
+        every = ViewType.ALL
+        return self._repeat(lambda: self.client.search_runs(list(experiment_ids), query, every, max_results=most))
 
     def params(self, run_id: str) -> Mapping[str, str]:
         """Return a run's params."""
@@ -101,24 +144,27 @@ class Store:
         Raises:
             UnknownAttempt: there is no such run.
         """
+        standing = self.lost_to(run_id, name, value)
+        return value if standing is None else standing[name]
+
+    def lost_to(self, run_id: str, name: str, value: str) -> Mapping[str, str] | None:
+        """Write a param unless it has a value; return None, or the run's params where another value stands."""
         try:
             self._repeat(lambda: self.client.log_param(run_id, name, value, synchronous=True))
-        except StoreUnavailable:
-            raise
-        except UnknownAttempt:
+        except (StoreUnavailable, StoreDenied, UnknownAttempt):
             raise
         except StoreError:
-            standing = self.params(run_id).get(name)
-            if standing is None:
+            standing = self.params(run_id)
+            if name not in standing:
                 raise
-            return standing
-        return value
+            return None if standing[name] == value else standing
+        return None
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def create_run(self, experiment_id: str, *, name: str, tags: Mapping[str, str]) -> str:
+    def create_run(self, experiment_id: str, *, name: str, tags: Mapping[str, str], start_ms: int | None = None) -> str:
         """Create a run. Not repeated: a lost answer would leave two."""
-        run = self._call(lambda: self.client.create_run(experiment_id, run_name=name, tags=dict(tags)))
+        run = self._call(lambda: self.client.create_run(experiment_id, start_ms, dict(tags), name))
         return str(run.info.run_id)
 
     def log(
@@ -156,24 +202,70 @@ class Store:
                 time.sleep(_PAUSE_S)
 
     def _call(self, call: Callable[[], T]) -> T:
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        left_s = _CALL_S if self._deadline is None else min(_CALL_S, self._deadline - time.monotonic())
+        if left_s <= 0:
             raise StoreUnavailable("MLflow took too long")
         try:
-            return call()
+            answer = _bounded(call, left_s)
         except MlflowException as error:
-            text = f"MLflow: {_first_line(error)}"
-            if error.error_code in ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or " 401" in str(error)[:200]:
-                raise StoreError(
-                    f"{text}\n  set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-                ) from None
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise UnknownAttempt(text) from None
-            kind = StoreError if error.error_code in _ANSWERS else StoreUnavailable
-            raise kind(text) from None
-        except (OSError, TimeoutError) as error:
+            named = _named(error)
+            if not isinstance(named, StoreUnavailable):
+                self.answered_s = time.monotonic()
+            raise named from None
+        except TimeoutError:
+            raise StoreUnavailable("MLflow took too long") from None
+        except (OSError, SQLAlchemyError) as error:
             raise StoreUnavailable(f"MLflow: {type(error).__name__}") from None
+        self.answered_s = time.monotonic()
+        return answer
+
+
+def location(tracking_uri: str) -> str:
+    """Return where a tracking URI points: the same from every folder, without user, password or options.
+
+    >>> location("postgresql://me:secret@db:5432/mlflow?password=secret")
+    'postgresql://db:5432/mlflow'
+    """
+    parts = urlsplit(tracking_uri)
+    if parts.scheme.startswith("sqlite"):
+        path = tracking_uri.partition("///")[2].partition("?")[0]
+        return f"{parts.scheme}:///{Path(path).absolute()}"
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+
+
+def _bounded(call: Callable[[], T], seconds: float) -> T:
+    """Return what a call returns, or raise TimeoutError and leave it to itself."""
+    future: Future[T] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(call))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="zeus-flows-mlflow", daemon=True).start()
+    return future.result(timeout=seconds)
+
+
+def _named(error: MlflowException) -> StoreError:
+    """Return MLflow's error as one that says whether to try again."""
+    text = f"MLflow: {_first_line(error)}"
+    if error.error_code in _DENIALS or _DENIED.search(str(error)[:300]):
+        return StoreDenied(
+            f"{text}\n  set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+    if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        return UnknownAttempt(text)
+    return StoreError(text) if error.error_code in _ANSWERS else StoreUnavailable(text)
 
 
 def _first_line(error: MlflowException) -> str:
-    """Return the start of MLflow's message: the rest may be SQL with its parameters."""
-    return str(error).splitlines()[0][:300] if str(error) else error.error_code
+    r"""Return the start of MLflow's message without secrets: it quotes URIs, and the rest may be SQL with its values.
+
+    >>> _first_line(MlflowException("API request to http://me:secret@host/api?token=secret failed\nmore"))
+    'API request to http://host/api?token=… failed'
+    """
+    line = (str(error).splitlines() or [error.error_code])[0]
+    line = re.sub(r"//[^/\s]*@", "//", line)
+    return re.sub(r"(?i)(password|token|secret|key)=[^&\s]+", r"\1=…", line)[:300]
