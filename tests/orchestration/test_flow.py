@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.variables import Variable
 
 from tests.training_functions import write_job
 from zeus_flows.core.records import Outcome
@@ -105,3 +106,14 @@ def test_a_changed_version_opens_the_next_drift_window(tmp_path: Path, sqlite_ur
         first["info"]["run_id"],
         second["info"]["run_id"],
     ]
+
+
+def test_one_variable_rolls_a_fleet_back_and_a_wrong_value_stops_nothing(tmp_path: Path, sqlite_uri: str) -> None:
+    job = str(write_job(tmp_path / "job.yaml"))
+    try:
+        for stated, mode in (("power", "power"), ("of", "full"), ("off", "off")):
+            Variable.set("zeus_flows_mode", stated, overwrite=True)
+            recurrence(job, tracking_uri=sqlite_uri)
+            assert runs(sqlite_uri, "attempt")[-1]["data"]["tags"]["zf.mode"] == mode
+    finally:
+        Variable.unset("zeus_flows_mode")

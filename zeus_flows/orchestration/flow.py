@@ -10,6 +10,7 @@ from prefect import flow, get_run_logger, runtime
 from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.open import open_durable
+from zeus_flows.orchestration.fleet import with_fleet_mode
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
@@ -55,6 +56,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     """Run one recurrence inside a flow run."""
     settings = read_settings()
     uri = settings.tracking(tracking_uri, job_file.tracking_uri)
+    job_file = with_fleet_mode(job_file)
     trainer = LocalTrainer(job_file, settings)
     job = job_file.core()
     flow_run_id = str(runtime.flow_run.id)
