@@ -217,6 +217,21 @@ def test_readings_that_fail_in_mid_run_make_the_span_partial(
         assert gpus.since(start).complete  # the counter went on
 
 
+def test_a_gpu_that_is_lost_does_not_keep_a_job_from_the_others(
+    emulate: Callable[..., Emulator], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    emulate(NVMLEMU_GPUS="v100,v100", NVMLEMU_FAIL=f"nvmlDeviceGetUUID:{pynvml.NVML_ERROR_GPU_IS_LOST}:0:0")
+    with opened(tmp_path) as gpus:
+        assert [device.index for device in gpus.devices] == [1]
+    assert "left out" in caplog.text
+
+
+def test_a_machine_whose_only_gpu_is_lost_says_so(emulate: Callable[..., Emulator], tmp_path: Path) -> None:
+    emulate(NVMLEMU_FAIL=f"*:{pynvml.NVML_ERROR_GPU_IS_LOST}:0")
+    with pytest.raises(DeviceLost):
+        opened(tmp_path)
+
+
 def test_what_is_known_of_a_lost_gpu_can_still_be_had(
     emulate: Callable[..., Emulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

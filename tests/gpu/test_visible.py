@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,3 +75,35 @@ def test_a_gpu_in_mig_mode_is_shared_however_it_is_named(emulate: Callable[..., 
     emulate(NVMLEMU_GPUS="a40,a40", NVMLEMU_MIG="1")
     assert pick_gpus(Nvml(), "1", None)[1]
     assert not pick_gpus(Nvml(), "0", None)[1]
+
+
+class Cuda:
+    """CUDA as torch shows it, with the second GPU first."""
+
+    class cuda:  # noqa: N801
+        @staticmethod
+        def is_available() -> bool:
+            return True
+
+        @staticmethod
+        def is_initialized() -> bool:
+            return False
+
+        @staticmethod
+        def device_count() -> int:
+            return 2
+
+        @staticmethod
+        def get_device_properties(i: int) -> SimpleNamespace:
+            number = 1 - i
+            return SimpleNamespace(uuid=f"5eed{number:04x}-0000-4000-8000-{number:012x}")
+
+
+def test_gpus_that_differ_are_taken_in_the_order_of_cuda(
+    emulate: Callable[..., Emulator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate(NVMLEMU_GPUS="p100,v100")
+    monkeypatch.setitem(sys.modules, "torch", Cuda)
+    assert [gpu.model for gpu in pick_gpus(Nvml(), None, None)[0]] == ["Tesla V100-PCIE-32GB"]
+    assert [gpu.index for gpu in pick_gpus(Nvml(), "0,1", None)[0]] == [1, 0]
+    assert [gpu.index for gpu in pick_gpus(Nvml(), "GPU-5eed0000", None)[0]] == [0]

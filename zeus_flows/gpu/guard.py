@@ -85,7 +85,7 @@ class PowerGuard:
         for device in self._devices:
             lock = self._journal.lock(device.uuid)
             try:
-                taken = lock.acquire()
+                taken = _acquire(lock)
             except OSError as error:
                 self.release()
                 return (
@@ -222,6 +222,15 @@ class PowerGuard:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _acquire(lock: GpuLock) -> bool:
+    """Return whether the lock is ours; `doctor` and `restore-power` hold it for moments only."""
+    for _ in range(3):
+        if lock.acquire():
+            return True
+        time.sleep(0.1)
+    return lock.acquire()
 
 
 @dataclass(frozen=True, slots=True)

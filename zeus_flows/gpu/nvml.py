@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from ctypes import byref, c_ulonglong
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from zeus_flows.errors import (
     NotSupported,
     PowerPermissionError,
 )
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -77,7 +80,10 @@ class NvmlDevice:
 
     def enforced_power_limit_w(self) -> float:
         """Return the limit in force, which thermal or board limits may keep below the one set."""
-        return float(self._call("tell its power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)) / 1e3
+        try:
+            return float(self._call("tell its power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)) / 1e3
+        except NotSupported:
+            return self.power_limit_w()
 
     def set_power_limit_w(self, watts: float) -> None:
         """Set the power limit. It outlives the process: go through the power guard."""
@@ -190,14 +196,29 @@ class Nvml:
     def devices(self) -> tuple[NvmlDevice, ...]:
         """Return the machine's GPUs in the driver's order, which is that of the PCI bus.
 
+        A GPU that is lost, or that this process may not use, is left out, as CUDA does: it is not ours to fail on.
+
         Raises:
-            DeviceError: one of them does not answer.
+            DeviceError: none of them answers.
         """
+        devices: list[NvmlDevice] = []
+        failures: list[DeviceError] = []
         try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            raise _KINDS.get(error.value, DeviceError)(f"NVIDIA's driver cannot list its GPUs: {error}") from error
-        return tuple(NvmlDevice(handle) for handle in handles)
+            raise DeviceError(f"NVIDIA's driver cannot count its GPUs: {error}") from error
+        for i in range(count):
+            try:
+                devices.append(NvmlDevice(pynvml.nvmlDeviceGetHandleByIndex(i)))
+            except pynvml.NVMLError as error:
+                failures.append(_KINDS.get(error.value, DeviceError)(f"GPU {i} does not answer: {error}"))
+            except DeviceError as error:
+                failures.append(error)
+        if failures and not devices:
+            raise failures[0]
+        for failure in failures:
+            log.warning("left out: %s", failure)
+        return tuple(devices)
 
     def parent_of_slice(self, mig: str) -> str:
         """Return the UUID of the GPU that a MIG slice (`MIG-...`, as CUDA_VISIBLE_DEVICES names it) is cut from."""
