@@ -24,6 +24,7 @@ class Row:
         time_saved_percent: Of their time to accuracy; negative where it takes longer.
         last_cost_ratio: Their cost, in units of the best arm's expected cost.
         dearest: Greatest cumulative cost, in units of the default's expected one, from the 20th recurrence on.
+            Single replays lie around it: the default is only estimated, and runs vary.
         unconverged: Recurrences that did not reach the target.
     """
 
@@ -124,16 +125,16 @@ def row(trace: Trace, job: Job, replays: Sequence[Replay]) -> Row:
         energy_saved_percent=100 * (1 - average(r.last(r.last_energies_j) for r in replays) / default.energy_j),
         time_saved_percent=100 * (1 - average(r.last(r.last_times_s) for r in replays) / default.time_s),
         last_cost_ratio=average(r.last(r.last_costs_j) / r.best_cost_j for r in replays),
-        dearest=max(dearest(r, default.cost_j) for r in replays),
+        dearest=dearest(replays, default.cost_j),
         unconverged=sum(not ok for r in replays for ok in r.converged),
     )
 
 
-def dearest(result: Replay, default_cost_j: float, *, since: int = 20) -> float:
-    """Return the greatest share that cumulative cost reached of the default's, from a recurrence on."""
+def dearest(replays: Sequence[Replay], default_cost_j: float, *, since: int = 20) -> float:
+    """Return the greatest share that mean cumulative cost reached of the default's, from a recurrence on."""
     spent, greatest = 0.0, 0.0
-    for number, cost in enumerate(result.costs_j, start=1):
-        spent += cost
-        if number >= min(since, len(result.costs_j)):
+    for number, costs in enumerate(zip(*(r.costs_j for r in replays), strict=True), start=1):
+        spent += sum(costs) / len(costs)
+        if number >= min(since, len(replays[0].costs_j)):
             greatest = max(greatest, spent / (number * default_cost_j))
     return greatest
