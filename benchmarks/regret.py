@@ -1,6 +1,6 @@
 """Cumulative regret of our policies and of the published package, on the same traces and seeds, in one run.
 
-    nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100 --gpu p100] [--skip drift] [--json]
+    nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100 --gpu p100] [--skip drift --skip elsewhere] [--json]
 
 Needs the extra `bench` (zeus 0.16). Ratios are to the published simulator (`zeus._legacy.simulate`) with its own
 random draws; geometric means over workloads. Intervals: 95 %, from a bootstrap over workloads and, within them, runs.
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import io
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from zeus_flows.experiments.comparison import dearest, default_run
 from zeus_flows.experiments.drift import SHIFTS, VARIANTS, DriftResult, across, mean, possible
 from zeus_flows.experiments.replay import Replay, replay, replay_job
 from zeus_flows.experiments.traces import Trace, read_trace
-from zeus_flows.experiments.workloads import JOBS
+from zeus_flows.experiments.workloads import JOBS, MODELS, model_trace
 from zeus_flows.recurrence import Recurrence
 
 RECURRENCES = 50
@@ -253,6 +254,51 @@ def measure_drift(folder: Path, gpu: str, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def elsewhere(folder: Path) -> Iterator[tuple[str, Trace, dict[str, Any]]]:
+    """Yield settings that nothing was tuned on: other eta, default batch sizes, targets, and modelled GPUs."""
+    for gpu in ("v100", "p100"):
+        for w, spec in JOBS.items():
+            trace = read_trace(folder, w, gpu, spec)
+            for eta in (0.0, 1.0):
+                yield f"{gpu}, eta {eta:g}", trace, {"eta": eta}
+            usable = [b for b in trace.batch_sizes if math.isfinite(trace.mean_epochs(b))]
+            for name, b in (("smallest", usable[0]), ("middle", usable[len(usable) // 2]), ("largest", usable[-1])):
+                yield f"{gpu}, b0 {name}", read_trace(folder, w, gpu, spec, default_batch_size=b), {}
+    with (folder / "summary_train.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for w, spec in JOBS.items():
+        which = (spec.dataset, spec.network, spec.optimizer)
+        targets = {float(r["target_metric"]) for r in rows if (r["dataset"], r["network"], r["optimizer"]) == which}
+        others = sorted(targets - {spec.target}, key=lambda t: abs(t - spec.target))
+        for target in others[:4]:
+            trace = read_trace(folder, w, "v100", spec, target=target)
+            if math.isfinite(trace.mean_epochs(trace.default_batch_size)):
+                yield "v100, other targets", trace, {}
+    for gpu in ("a40", "rtx6000"):
+        for w in MODELS:
+            yield f"{gpu}, modelled", model_trace(w, gpu), {}
+
+
+def measure_elsewhere(folder: Path, seeds: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return ratios to `zeus-paper`, which makes the published package's decisions, in settings never tuned on."""
+    found: dict[str, dict[str, list[tuple[float, str]]]] = {}
+    for name, trace, changes in elsewhere(folder):
+        means = {}
+        for p in ("zeus-paper", "lookahead", "thompson"):
+            job = replay_job(trace, p, **changes)
+            runs = (replay(trace, job, recurrences=RECURRENCES, seed=s) for s in range(seeds))
+            means[p] = max(mean(r.regret for r in runs), 1e-3)
+        for p in ("lookahead", "thompson"):
+            found.setdefault(name, {}).setdefault(p, []).append((means[p] / means["zeus-paper"], trace.workload))
+    return {
+        name: {
+            p: {"value": geometric([v for v, _ in cells]), "worst": max(cells)[0], "worst_workload": max(cells)[1]}
+            for p, cells in policies.items()
+        }
+        for name, policies in found.items()
+    }
+
+
 def goals(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
     """Return what was aimed at, what came of it, and whether it is met."""
     lines = []
@@ -326,6 +372,13 @@ def show(result: dict[str, Any]) -> None:
             cells = " ".join(f"{row['regret'][n]:15.2f}" for n in names)
             alarms = f"{row['false_alarms_per_100']:12.2f} {100 * row['noticed']:6.0f} % {row['delay']:6.1f}"
             print(f"{row['variant']:24}{cells}{alarms} {row['unconverged']:7}")
+    if result.get("elsewhere"):
+        print(f"\nelsewhere: regret / zeus-paper in settings never tuned on, {result['elsewhere_seeds']} seeds")
+        for name, policies in result["elsewhere"].items():
+            cells = [
+                f"{p} {v['value']:.2f} (worst {v['worst']:.2f}, {v['worst_workload']})" for p, v in policies.items()
+            ]
+            print(f"{name:24}" + ", ".join(cells))
     print("\ngoals")
     for text, value, met in result["goals"]:
         print(f"  {'met    ' if met else 'NOT MET'}  {text}: {value}")
@@ -337,7 +390,8 @@ def main() -> None:
     parser.add_argument("--gpu", action="append", dest="gpus")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--drift-seeds", type=int, default=10)
-    parser.add_argument("--skip", choices=["drift"], action="append", default=[])
+    parser.add_argument("--elsewhere-seeds", type=int, default=4)
+    parser.add_argument("--skip", choices=["drift", "elsewhere"], action="append", default=[])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result: dict[str, Any] = {"seeds": options.seeds, "gpus": {}}
@@ -346,6 +400,10 @@ def main() -> None:
     if "drift" not in options.skip:
         result["drift_gpu"] = next(iter(result["gpus"]))
         result["drift"] = measure_drift(options.traces, result["drift_gpu"], options.drift_seeds)
+    if "elsewhere" not in options.skip:
+        print("  elsewhere", file=sys.stderr)
+        result["elsewhere_seeds"] = options.elsewhere_seeds
+        result["elsewhere"] = measure_elsewhere(options.traces, options.elsewhere_seeds)
     result["goals"] = goals(result)
     if options.json:
         print(json.dumps(result, indent=2))
