@@ -1,6 +1,6 @@
 """Cumulative regret of our policies and of the published package, on the same traces and seeds, in one run.
 
-    nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100 --gpu p100] [--skip drift --skip elsewhere] [--json]
+    nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100] [--skip drift|elsewhere] [--json]
 
 Needs the extra `bench` (zeus 0.16). Ratios are to the published simulator (`zeus._legacy.simulate`) with its own
 random draws; geometric means over workloads. Intervals: 95 %, from a bootstrap over workloads and, within them, runs.
@@ -375,10 +375,10 @@ def show(result: dict[str, Any]) -> None:
     if result.get("elsewhere"):
         print(f"\nelsewhere: regret / zeus-paper in settings never tuned on, {result['elsewhere_seeds']} seeds")
         for name, policies in result["elsewhere"].items():
-            cells = [
+            each = (
                 f"{p} {v['value']:.2f} (worst {v['worst']:.2f}, {v['worst_workload']})" for p, v in policies.items()
-            ]
-            print(f"{name:24}" + ", ".join(cells))
+            )
+            print(f"{name:24}" + ", ".join(each))
     print("\ngoals")
     for text, value, met in result["goals"]:
         print(f"  {'met    ' if met else 'NOT MET'}  {text}: {value}")

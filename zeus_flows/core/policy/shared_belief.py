@@ -20,7 +20,7 @@ WORTH_A_LOOK = 3.5  # standard deviations by which an arm may look dearer than t
 NEVER = 0.05  # probability that an untried arm never reaches the target
 LENIENCE = 1.5  # an arm that has completed before may take this many times its usual epochs
 EXPLORING_RETRIES = 1  # attempts after a stopped one, within a recurrence, that may explore again
-CHANCES = 128  # draws behind the chance to be best
+CHANCES = 64  # draws behind the chance to be best
 
 # five-point Gauss-Hermite quadrature over an unknown log epoch cost
 _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
@@ -106,7 +106,7 @@ class Outlook:
             return None
         return int(self.done[self.mu[self.done].argmin()])
 
-    @property
+    @cached_property
     def best_cost_j(self) -> float:
         """What a run of the incumbent is expected to cost."""
         assert self.incumbent is not None
@@ -137,11 +137,10 @@ class Outlook:
         measured = self.view.epoch_costs
         return np.array([b not in measured for b in self.job.batch_sizes])
 
-    @cached_property
-    def never(self) -> Floats:
-        """Probability that an arm never reaches the target."""
-        runs = np.array(self.belief.runs)
-        return np.where(runs > 0, 0.5 * NEVER / (runs + 1), NEVER)
+    def never(self, arm: int) -> float:
+        """Return the probability that an arm never reaches the target."""
+        runs = self.belief.runs[arm]
+        return 0.5 * NEVER / (runs + 1) if runs else NEVER
 
     def planned_cut(self, arm: int) -> Cut:
         """Return the cut whose number of epochs is planned once the epoch cost is known."""
@@ -151,7 +150,7 @@ class Outlook:
             log_epochs=mean,
             variance=float(epochs.variance[arm]),
             noise=float(epochs.noise[arm]),
-            never=float(self.never[arm]),
+            never=self.never(arm),
             best_cost_j=self.best_cost_j,
             horizon=self.horizon,
             at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if self.belief.runs[arm] else 1,
@@ -167,30 +166,29 @@ class Outlook:
     def arms(self, *, drawn: Floats | None = None, gains: dict[int, float] | None = None) -> tuple[ArmBelief, ...]:
         """Return what is believed of every arm, for the reason of a decision."""
         expected, chances = np.exp(np.minimum(self.mu, LARGEST_LOG)).tolist(), self.chances().tolist()
-        spread, runs = self.deviation.tolist(), self.belief.runs
-        noise = np.sqrt(self.belief.posterior.noise).tolist()
-        sampled = None if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
-        looked_at, feasible = set(self.candidates.tolist()), self.feasible.tolist()
+        sampled = [None] * len(expected) if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
+        noise, spread = np.sqrt(self.belief.posterior.noise).tolist(), self.deviation.tolist()
+        statuses, gained = self._statuses(), gains or {}
         return tuple(
-            ArmBelief(
-                *(b, round(runs[i]), expected[i], spread[i]),
-                sampled_cost_j=None if sampled is None else sampled[i],
-                status=self._status(i, feasible[i], looked_at),
-                chance_best=chances[i],
-                gain_j=None if gains is None else gains.get(i),
-                noise=noise[i],
+            ArmBelief(b, round(runs), cost, off, draw, status, chance, gained.get(i), each)
+            for i, (b, runs, cost, off, draw, status, chance, each) in enumerate(
+                zip(
+                    *(self.job.batch_sizes, self.belief.runs, expected, spread, sampled, statuses, chances, noise),
+                    strict=True,
+                )
             )
-            for i, b in enumerate(self.job.batch_sizes)
         )
 
-    def _status(self, arm: int, feasible: bool, candidates: set[int]) -> str:
-        if not feasible:
-            return "infeasible"
-        if self.belief.dead[arm]:
-            return "dead"
-        if self.belief.runs[arm]:
-            return "known"
-        return "untried" if arm in candidates else "out of reach"
+    def _statuses(self) -> list[str]:
+        tried = zip(self.feasible.tolist(), self.belief.dead, self.belief.runs, strict=True)
+        statuses = [
+            "infeasible" if not fits else "dead" if dead else "known" if runs else "out of reach"
+            for fits, dead, runs in tried
+        ]
+        for arm in self.candidates.tolist():
+            if statuses[arm] == "out of reach":
+                statuses[arm] = "untried"
+        return statuses
 
 
 def without_incumbent(outlook: Outlook) -> Choice:
@@ -282,7 +280,7 @@ def _trial_costs(outlook: Outlook, arms: Integers) -> Floats:
         log_epochs=epochs.mean[arms][:, None],
         variance=epochs.variance[arms][:, None],
         noise=epochs.noise[arms][:, None],
-        never=outlook.never[arms][:, None],
+        never=np.array([outlook.never(arm) for arm in arms.tolist()])[:, None],
         epoch_cost_j=per_epoch,
         best_cost_j=outlook.best_cost_j,
         horizon=outlook.horizon,
