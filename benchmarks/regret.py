@@ -378,7 +378,7 @@ def show(result: dict[str, Any]) -> None:
             each = (
                 f"{p} {v['value']:.2f} (worst {v['worst']:.2f}, {v['worst_workload']})" for p, v in policies.items()
             )
-            print(f"{name:24}" + ", ".join(each))
+            print(f"{name:24}" + ", ".join(figures))
     print("\ngoals")
     for text, value, met in result["goals"]:
         print(f"  {'met    ' if met else 'NOT MET'}  {text}: {value}")
