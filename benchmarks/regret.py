@@ -375,7 +375,7 @@ def show(result: dict[str, Any]) -> None:
     if result.get("elsewhere"):
         print(f"\nelsewhere: regret / zeus-paper in settings never tuned on, {result['elsewhere_seeds']} seeds")
         for name, policies in result["elsewhere"].items():
-            each = (
+            figures = (
                 f"{p} {v['value']:.2f} (worst {v['worst']:.2f}, {v['worst_workload']})" for p, v in policies.items()
             )
             print(f"{name:24}" + ", ".join(figures))
