@@ -11,7 +11,7 @@ from zeus_flows.job import JobFile
 
 log = logging.getLogger(__name__)
 
-#: `prefect variable set zeus_flows_mode off` rolls a fleet back, `prefect variable unset zeus_flows_mode` lets it go on.
+#: `prefect variable set zeus_flows_mode off` rolls a fleet back; `prefect variable unset ...` lets it go on.
 VARIABLE = "zeus_flows_mode"
 
 
