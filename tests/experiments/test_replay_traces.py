@@ -66,6 +66,8 @@ def test_nothing_to_write_is_an_error_and_writes_nothing(tmp_path: Path) -> None
         (TRAIN + "flights,mlp,32,adam,0.1,1,0.8\n", POWER, r"summary_train\.csv:2: 7 cells where the header has 8"),
         (TRAIN + "flights,mlp,many,adam,0.1,1,0.8,5\n", POWER, r"summary_train\.csv:2: batch_size must be a number"),
         (TRAIN + "flights,mlp,0,adam,0.1,1,0.8,5\n", POWER, r"batch_size must be a positive whole number"),
+        (TRAIN + "flights,mlp,32,adam,0.1,1,0.8,0\n", POWER, r"target_epoch must be a positive whole number"),
+        (TRAIN + f"{'x' * 200_000},mlp,32,adam,0.1,1,0.8,5\n", POWER, r"summary_train\.csv:2: field larger"),
         (TRAIN + "flights,mlp,32,adam,0.1,1,0.8,5\n", POWER, "has no runs of flights"),
         (
             TRAIN + "flights,mlp,32,adam,0.1,1,0.8,5\n",

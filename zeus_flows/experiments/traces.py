@@ -119,8 +119,8 @@ def read_trace(
     epochs: dict[int, list[int | None]] = {}
     for where, row in _rows(folder / "summary_train.csv", TRAIN_COLUMNS):
         if _matches(row, spec) and abs(_number(where, row, "target_metric") - target) < 1e-9:
-            reached = None if row["target_epoch"] in ("", "nan") else _number(where, row, "target_epoch")
-            epochs.setdefault(_integer(where, row, "batch_size"), []).append(None if reached is None else int(reached))
+            reached = None if row["target_epoch"] in ("", "nan") else _integer(where, row, "target_epoch")
+            epochs.setdefault(_integer(where, row, "batch_size"), []).append(reached)
     power_file = folder / f"summary_power_{gpu}.csv"
     limits: dict[int, list[LimitMeasurement]] = {}
     max_power_w = 0.0
@@ -240,16 +240,18 @@ def _rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, s
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
     reader = csv.reader(text.splitlines())
-    header = next(reader, [])
+    try:
+        lines = [(reader.line_num, cells) for cells in reader if cells]
+    except csv.Error as error:
+        raise ConfigError(f"{file}:{reader.line_num}: {error}") from None
+    header = lines[0][1] if lines else []
     missing = [c for c in columns if c not in header]
     if missing:
         raise ConfigError(f"{file}:1: the columns {', '.join(missing)} are missing")
-    for cells in reader:
-        if not cells:
-            continue
+    for number, cells in lines[1:]:
         if len(cells) != len(header):
-            raise ConfigError(f"{file}:{reader.line_num}: {len(cells)} cells where the header has {len(header)}")
-        yield f"{file}:{reader.line_num}", dict(zip(header, cells, strict=True))
+            raise ConfigError(f"{file}:{number}: {len(cells)} cells where the header has {len(header)}")
+        yield f"{file}:{number}", dict(zip(header, cells, strict=True))
 
 
 def _number(where: str, row: Mapping[str, str], column: str) -> float:
