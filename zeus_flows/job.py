@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from zeus_flows.core.policy import POLICIES
-from zeus_flows.core.records import Job, Mode, Selector
+from zeus_flows.core.records import Drift, Job, Mode, Selector
 from zeus_flows.yaml_file import Kind, one_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
@@ -116,7 +116,9 @@ class JobFile(_Section):
     eta: float = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=2.0, gt=1)
     window: int | None = Field(default=None, ge=2)
+    drift: Drift = Drift.RESET
     policy: str = "thompson"
+    translate_gpus: bool = True
     max_attempts: int = Field(default=4, ge=1)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
@@ -214,6 +216,8 @@ class JobFile(_Section):
             exploration_budget=self.exploration_budget,
             deadline_s=self.deadline_seconds,
             fingerprint=self.fingerprint,
+            drift=self.drift,
+            translate=self.translate_gpus,
         )
 
 

@@ -149,6 +149,7 @@ class Job:
         exploration_budget: Share by which cumulative cost may exceed the estimated default's; None: no bound.
         deadline_s: Seconds within which a recurrence must finish; None: no bound.
         fingerprint: Hash of what makes observations comparable.
+        translate: Whether epoch costs measured on other GPU models guide the choice on one that lacks them (section 7).
         drift: What is done about epochs that change over time.
     """
 
@@ -170,6 +171,7 @@ class Job:
     deadline_s: float | None = None
     fingerprint: str = ""
     drift: Drift = Drift.RESET
+    translate: bool = True
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:

@@ -212,7 +212,8 @@ def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int,
 def _epoch_costs(job: Job, state: State, ask: Ask) -> tuple[dict[int, float], dict[int, float]]:
     """Return EpochCost of every arm, in joules: as measured on this GPU, and translated from other GPUs' measures.
 
-    A translation keeps the ratios between arms, and scales them by what arms measured on both GPUs say.
+    A translation keeps the ratios between arms, and scales them by what arms measured on both GPUs say. The job may
+    forbid it: a GPU whose costs go another way is a poor donor.
     """
     gpu = ask.gpu or state.gpu
     if gpu is None:
@@ -221,7 +222,7 @@ def _epoch_costs(job: Job, state: State, ask: Ask) -> tuple[dict[int, float], di
     ours = state.arm_costs(job, gpu.key)
     translated: dict[int, float] = {}
     others = [key for key in state.max_power_w if key != gpu.key]
-    if others and len(ours) < len(job.batch_sizes):
+    if job.translate and others and len(ours) < len(job.batch_sizes):
         for key in others:
             theirs = state.arm_costs(job, key)
             both = [math.log(ours[b] / theirs[b]) for b in ours if b in theirs]
