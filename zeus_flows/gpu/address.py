@@ -19,4 +19,7 @@ class ZeusdAddress:
 
     def likely(self) -> bool:
         """Return whether there is reason to think that a daemon is there."""
-        return self.host_port is not None or self.socket_path.is_socket()
+        try:
+            return self.host_port is not None or self.socket_path.is_socket()
+        except PermissionError:
+            return False

@@ -43,6 +43,8 @@ class Check:
     todo: str = ""
 
 
+_START_ZEUSD = "sudo zeusd serve --socket-path /run/zeusd/zeusd.sock --socket-permissions 666"
+
 #: A check of another room, such as whether MLflow answers.
 CheckFunction = Callable[[], Check]
 
@@ -181,7 +183,7 @@ def _zeusd(address: ZeusdAddress) -> Check:
     try:
         zeusd = Zeusd(address)
     except DeviceError as error:
-        return Check("zeusd", Status.WARN, str(error), "it cannot set power limits", "start it: `sudo zeusd serve`")
+        return Check("zeusd", Status.WARN, str(error), "it cannot set power limits", f"start it: `{_START_ZEUSD}`")
     if not zeusd.can_control:
         todo = "start it with the API group gpu-control"
         return Check("zeusd", Status.WARN, f"answers at {address}", "it does not set power limits", todo)
