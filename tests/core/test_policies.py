@@ -33,6 +33,7 @@ from zeus_flows.core.early_stop import NoCut, epochs_allowed
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import (
     Decision,
+    Drift,
     Gpu,
     InFlight,
     LimitMeasurement,
@@ -67,8 +68,8 @@ def settled(name: str = "thompson") -> list[Observation]:
 def test_no_history_makes_a_policy_raise(
     name: str, history: list[Observation], seed: int, attempt: int, gpu: Gpu | None
 ) -> None:
-    for window in (None, 2):
-        a_job = job(name, window=window)
+    bounds = {"exploration_budget": 0.05, "deadline_s": 100.0, "prior": (1e4, 1e6)}
+    for a_job in (job(name), job(name, window=2, **bounds), job(name, drift=Drift.DISCOUNT)):
         decision = decide(a_job, history, ask(attempt=attempt, seed=seed, gpu=gpu))
         assert decision.batch_size in ARMS
         assert decision.reason.text
