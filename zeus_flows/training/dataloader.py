@@ -130,6 +130,7 @@ class ZeusDataLoader(DataLoader[T]):
                 if self._metric is not None:
                     self.observation = session.observation()
             finally:
+                session.close()
                 self._session = None
         if self.observation is not None:
             log.info("%.0f J in %.1f s", self.observation.energy_j, self.observation.time_s)

@@ -220,13 +220,17 @@ class Session:
         finally:
             _current.reset(token)
 
+    def close(self) -> None:
+        """Leave the GPUs alone from now on: loops that are still open do not measure any more."""
+        self._over = True
+
     def observation(self) -> Observation:
         """Return how the attempt went.
 
         Raises:
             TrainingError: the train function never trained, or never reported a metric.
         """
-        self._over = True
+        self.close()
         if self._start is None or (self._epoch == 0 and self._outcome is None):
             raise TrainingError("the train function never looped over session.epochs()")
         if self._metric is None and self._epoch > 0 and self._outcome is not Outcome.STOPPED:
@@ -246,7 +250,7 @@ class Session:
 
     def failed(self, outcome: Outcome, detail: str, traceback: str = "") -> Observation:
         """Return the observation of an attempt that an exception ended."""
-        self._over = True
+        self.close()
         span = Span(0.0, 0.0, (), complete=True)
         if self._start is not None:
             try:
