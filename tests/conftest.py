@@ -9,6 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.ledger.servers import (  # noqa: F401  fixtures: servers are started once for all who want them
+    _server_with_authentication,
+    postgres_uri,
+    server_on_postgres,
+    server_on_sqlite,
+    server_with_authentication,
+)
+
 os.environ.update(
     {
         "DO_NOT_TRACK": "1",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.builders import JOB, decision, observation
 from zeus_flows.core import policy
@@ -18,7 +20,24 @@ from zeus_flows.ledger.protocol import EpochReport, Ledger
 Open = Callable[..., Ledger]
 
 
-@pytest.fixture(params=["memory", "sqlite", "durable on sqlite"])
+def _slow(backend: str) -> ParameterSet:
+    """Servers take seconds to start: those who share them run in one process."""
+    return pytest.param(backend, marks=[pytest.mark.slow, pytest.mark.xdist_group("ledger-servers")])
+
+
+#: Backend -> the fixture that says where it is, and whether an outbox is before it.
+BACKENDS = {
+    "sqlite": ("sqlite_uri", False),
+    "durable on sqlite": ("sqlite_uri", True),
+    "PostgreSQL": ("postgres_uri", False),
+    "server on sqlite": ("server_on_sqlite", False),
+    "server on PostgreSQL": ("server_on_postgres", False),
+    "durable on a server on PostgreSQL": ("server_on_postgres", True),
+    "server with authentication": ("server_with_authentication", False),
+}
+
+
+@pytest.fixture(params=["memory", *list(BACKENDS)[:2], *(_slow(backend) for backend in list(BACKENDS)[2:])])
 def open_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Return a function that opens a ledger on one store; each call is another process's view of it."""
     if request.param == "memory":
@@ -31,17 +50,18 @@ def open_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
     from zeus_flows.ledger.open import open_direct, open_durable
 
-    uri = request.getfixturevalue("sqlite_uri")
+    fixture, durable = BACKENDS[request.param]
+    uri, own_name = str(request.getfixturevalue(fixture)), uuid.uuid4().hex[:8]
 
-    def direct(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
-        return open_direct(job, tracking_uri=uri, energy_source=energy_source)
-
-    def durable(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
+    def opened(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> Ledger:
+        job = replace(job, name=f"{job.name}-{own_name}")
+        if not durable:
+            return open_direct(job, tracking_uri=uri, energy_source=energy_source)
         ledger = open_durable(job, tracking_uri=uri, energy_source=energy_source, state_dir=tmp_path / "state")
         request.addfinalizer(ledger.close)
         return ledger
 
-    return durable if "durable" in request.param else direct
+    return opened
 
 
 def test_recurrence_numbers_are_given_out_once(open_ledger: Open) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Metric, Param, Run, RunTag, ViewType
@@ -225,12 +225,17 @@ def location(tracking_uri: str) -> str:
 
     >>> location("postgresql://me:secret@db:5432/mlflow?password=secret")
     'postgresql://db:5432/mlflow'
+    >>> location("postgresql://me@/mlflow?host=/run/postgresql&sslmode=disable")
+    'postgresql:///mlflow?host=/run/postgresql'
     """
     parts = urlsplit(tracking_uri)
     if parts.scheme.startswith("sqlite"):
         path = tracking_uri.partition("///")[2].partition("?")[0]
         return f"{parts.scheme}:///{Path(path).absolute()}"
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+    socket = [f"{name}={value}" for name, value in parse_qsl(parts.query) if name in ("host", "port")]
+    if not parts.netloc:
+        return parts.path
+    return "".join((parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket)))
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T:
