@@ -160,6 +160,16 @@ def test_a_nan_metric_stops_at_once_and_never_converges(attempt: Callable[..., O
     assert (observed.outcome, observed.epochs, observed.metric) == (Outcome.DIVERGED, 2, None)
 
 
+def test_an_infinite_metric_never_converges_and_an_infinite_loss_may_yet_come_down(
+    attempt: Callable[..., Outcome_],
+) -> None:
+    observed, epochs = attempt(0.5, math.inf)
+    assert (observed.outcome, observed.epochs, epochs[-1].metric) == (Outcome.DIVERGED, 2, None)
+    loss = job_file(target={"metric": "loss", "value": 0.2, "better": "lower"})
+    observed, epochs = attempt(math.inf, 0.15, file=loss)
+    assert (observed.outcome, observed.epochs, epochs[0].metric) == (Outcome.CONVERGED, 2, None)
+
+
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBSERVE])
 def test_modes_that_may_not_change_the_limit_train_at_the_previous_one(
     attempt: Callable[..., Outcome_], mode: Mode

@@ -14,7 +14,7 @@ from zeus_flows.errors import ConfigError, NoDevice
 from zeus_flows.job import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session
-from zeus_flows.training.trainer import AttemptFailed, LocalTrainer, load_function
+from zeus_flows.training.trainer import AttemptFailed, LocalTrainer, _is_out_of_memory, load_function
 
 FIELDS = {
     "name": "nightly",
@@ -95,3 +95,33 @@ def test_a_machine_without_a_gpu_says_what_to_type() -> None:
     job_file = JobFile.model_validate(FIELDS | {"device": "nvml", "train": function})
     with pytest.raises(NoDevice, match="--simulate v100"):
         LocalTrainer(job_file, read_settings())
+
+
+def test_gpus_that_cannot_be_had_fail_the_attempt_and_blame_no_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = JobFile.model_validate(FIELDS | {"train": {"function": "tests.training.test_trainer:good"}})
+    trainer = LocalTrainer(job_file, read_settings())
+
+    def gone(*_: object, **__: object) -> None:
+        raise NoDevice("the driver has no GPU")
+
+    monkeypatch.setattr("zeus_flows.training.trainer.open_gpus", gone)
+    with pytest.raises(AttemptFailed) as caught:
+        trainer.train(job_file.core(), decision(1), None, lambda _: None)
+    assert isinstance(caught.value.__cause__, NoDevice)
+    assert caught.value.observation.outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+)
+def test_out_of_memory_is_known_by_any_name(text: str) -> None:
+    def wrapped() -> None:
+        try:
+            raise RuntimeError(text)
+        except RuntimeError as error:
+            raise ValueError("training failed") from error
+
+    with pytest.raises(ValueError, match="training failed") as caught:
+        wrapped()
+    assert _is_out_of_memory(caught.value)
+    assert not _is_out_of_memory(RuntimeError("shapes do not match"))

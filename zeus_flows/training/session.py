@@ -176,8 +176,9 @@ class Session:
         target = self.target
         if self._reached is not None:
             return
-        if math.isnan(value):
-            self._end(Outcome.DIVERGED, f"{target.metric} is NaN in epoch {self._epoch}")
+        if math.isnan(value) or (math.isinf(value) and target.reached(value)):
+            name = "NaN" if math.isnan(value) else "infinite"
+            self._end(Outcome.DIVERGED, f"{target.metric} is {name} in epoch {self._epoch}")
         elif target.reached(value):
             self._detail = f"{target.metric} reached {value:.4g} in epoch {self._epoch}"
             if self._job_file.stop_at_target:
@@ -315,7 +316,8 @@ class Session:
             if self._epoch <= self._checkpoints.reported:
                 return
             self._checkpoints.reported = self._epoch
-        self._report(EpochReport(self._epoch, books.energy_j, books.time_s, limit, self._reported))
+        metric = self._reported if self._reported is not None and math.isfinite(self._reported) else None
+        self._report(EpochReport(self._epoch, books.energy_j, books.time_s, limit, metric))
 
     def _observer_report(self, observed: Observation) -> str:
         if not self._gpus.can_set_limits:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
-from zeus_flows.errors import ConfigError
+from zeus_flows.errors import ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import update_period_s
@@ -86,7 +86,11 @@ class LocalTrainer:
         if checkpoints is None:
             checkpoints = self._checkpoints[key] = Checkpoints(self._settings.state_dir / "checkpoints")
         began_after = checkpoints.progress.epoch if checkpoints.progress is not None else 0
-        with self._open(decision.batch_size) as gpus:
+        try:
+            opened = self._open(decision.batch_size)
+        except DeviceError as error:
+            raise AttemptFailed(self._never_began(job, decision, error)) from error
+        with opened as gpus:
             session = Session(
                 self._job_file,
                 job,
@@ -112,13 +116,32 @@ class LocalTrainer:
                     failed = session.failed(Outcome.FAILED, _what_happened(error), _trace(error))
                     checkpoints.profile = failed.profile or checkpoints.profile
                     saved = checkpoints.progress.epoch if checkpoints.progress is not None else 0
-                    resumable = isinstance(error, Exception) and saved > began_after
+                    resumable = isinstance(error, Exception) and not isinstance(error, DeviceLost)
+                    resumable = resumable and saved > began_after
                     if not resumable:
                         self._forget(key)
                     _let_go_of(error)
                     raise AttemptFailed(failed, resumable=resumable) from error
         self._forget(key)
         return observation
+
+    def _never_began(self, job: Job, decision: Decision, error: Exception) -> Observation:
+        """Return the observation of an attempt whose GPUs could not be had."""
+        return Observation(
+            recurrence=decision.recurrence,
+            attempt=decision.attempt,
+            batch_size=decision.batch_size,
+            outcome=Outcome.FAILED,
+            epochs=0,
+            energy_j=0.0,
+            time_s=0.0,
+            gpu=self.gpu,
+            energy_source=self.energy_source,
+            samples_per_epoch=0,
+            explores=decision.explores,
+            fingerprint=job.fingerprint,
+            detail=_what_happened(error),
+        )
 
     def _forget(self, key: tuple[int, int]) -> None:
         self._checkpoints.pop(key).close()
