@@ -164,7 +164,7 @@ def load_slice(first_day: int, window_days: int = 28, train_rows: int = 8192, va
         y_train=y_train,
         x_validation=x_validation,
         y_validation=y_validation,
-        baseline_log_loss=_logistic_log_loss(x_train, y_train, x_validation, y_validation),
+        baseline_log_loss=logistic_log_loss(x_train, y_train, x_validation, y_validation),
     )
 
 
@@ -177,7 +177,7 @@ def _features(year: Year, rows: Ints, mean: Floats, spread: Floats) -> Floats:
     return np.concatenate([numbers, np.sin(angle), np.cos(angle), *one_hot], axis=1, dtype=np.float32)
 
 
-def _logistic_log_loss(x: Floats, y: Floats, x_validation: Floats, y_validation: Floats) -> float:
+def logistic_log_loss(x: Floats, y: Floats, x_validation: Floats, y_validation: Floats) -> float:
     """Return the validation log loss of a ridge logistic regression, fitted by Newton's method."""
     design, late = _with_intercept(x), torch.from_numpy(y).double()
     ridge = torch.full((design.shape[1],), 2.0 * _RIDGE * len(x), dtype=torch.float64)

@@ -1,0 +1,182 @@
+"""Running an experiment: one recurrence per slice and contender, through the same loop and ledger as any job.
+
+A contender `window-10` of the experiment `capriccio` is the job `capriccio.window-10`, with MLflow experiments of its
+own. Slices and results are runs of the MLflow experiment `capriccio` (see `capriccio_tracking`).
+
+Everything a recurrence does is fixed by history, slice and seeds. A run that was killed is therefore taken up where it
+stopped, by doing again what was not written: the same numbers, decisions and observations come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus_flows.core.records import Decision, Job, Observation, Reason, decision_seed
+from zeus_flows.errors import StoreError
+from zeus_flows.experiments.capriccio import Slice
+from zeus_flows.experiments.capriccio_curves import Curves, open_curves
+from zeus_flows.experiments.capriccio_file import ExperimentFile
+from zeus_flows.experiments.capriccio_results import Outcome, outcomes
+from zeus_flows.experiments.capriccio_tracking import Tracking
+from zeus_flows.job import JobFile
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.store import Store
+from zeus_flows.recurrence import Attempt, LocalSteps, run_recurrence
+from zeus_flows.settings import Settings
+from zeus_flows.training.trainer import LocalTrainer
+
+
+class SliceSteps(LocalSteps):
+    """The steps of a slice's recurrence: attempts that an earlier process has written are not made again.
+
+    Args:
+        job: The contender's job.
+        ledger: Its ledger.
+        trainer: What trains.
+        number: The slice, which is the recurrence.
+        written: Observations of this recurrence's attempts that are written, in order.
+        context: Tags for the attempts' runs.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        ledger: MlflowLedger,
+        trainer: LocalTrainer,
+        *,
+        number: int,
+        written: tuple[Observation, ...],
+        context: Mapping[str, str],
+    ) -> None:
+        super().__init__(job, ledger, trainer, context)
+        self._numbers, self._slice = ledger, number
+        self._written = {f"written {o.attempt}": o for o in written}
+
+    def begin(self) -> int:
+        """Take the slice's number; a process that was killed may have taken it already."""
+        number = self._numbers.begin(token=f"slice-{self._slice:06d}")
+        if number != self._slice:
+            raise StoreError(
+                f"recurrence {number} of {self.job.name} is not slice {self._slice}: somebody else ran this job; "
+                "give the experiment another name"
+            )
+        return number
+
+    def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
+        """Decide, unless the attempt is written. One with a decision alone gets the same decision again."""
+        number = len(earlier) + 1
+        written = self._written.get(f"written {number}")
+        if written is None:
+            return super().decide(recurrence, earlier)
+        decision = Decision(
+            recurrence=recurrence,
+            attempt=number,
+            batch_size=written.batch_size,
+            reason=Reason("written", "an earlier process made this attempt"),
+            seed=decision_seed(self.job.seed, recurrence, number),
+            policy=self.job.policy,
+        )
+        return Attempt(f"written {number}", decision)
+
+    def train(self, attempt: Attempt) -> Observation:
+        """Train, unless the attempt is written."""
+        written = self._written.get(attempt.id)
+        return super().train(attempt) if written is None else written
+
+    def observe(self, attempt: Attempt, observation: Observation) -> None:
+        """Write how it went, unless it is written."""
+        if attempt.id not in self._written:
+            super().observe(attempt, observation)
+
+
+class ContenderRun:
+    """One contender: its job, its ledger and its trainer.
+
+    Attributes:
+        done: Recurrences that have ended.
+    """
+
+    def __init__(self, name: str, job_file: JobFile, *, tracking_uri: str, settings: Settings) -> None:
+        self.name, self.job_file, self.job = name, job_file, job_file.core()
+        self.trainer = LocalTrainer(job_file, settings)
+        self._ledger = open_direct(self.job, tracking_uri=tracking_uri, energy_source=self.trainer.energy_source)
+        last = self._ledger.last_recurrence()
+        under_way = bool(last) and last in self._ledger.open_claims()
+        self.done = last - under_way
+        self._observations = list(self._ledger.observations()) if last else []
+
+    def run(self, number: int, context: Mapping[str, str]) -> None:
+        """Run the recurrence of a slice, or what an earlier process left of it."""
+        if number <= self.done:
+            return
+        written = tuple(o for o in self.observations() if o.recurrence == number)
+        steps = SliceSteps(self.job, self._ledger, self.trainer, number=number, written=written, context=context)
+        recurrence = run_recurrence(steps.job, steps)
+        self._observations += [observation for _, observation in recurrence.attempts[len(written) :]]
+        self.done = number
+
+    def observations(self) -> tuple[Observation, ...]:
+        """Return every observation, in order."""
+        return tuple(sorted(self._observations, key=lambda o: o.order))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment that is under way.
+
+    Attributes:
+        file: What was asked for.
+        curves: Its learning curves; they know dataset and slices.
+        contenders: Who takes part.
+        tracking: Its runs in MLflow.
+    """
+
+    file: ExperimentFile
+    curves: Curves
+    contenders: tuple[ContenderRun, ...]
+    tracking: Tracking
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices, in order."""
+        return self.curves.trainer.slices
+
+    def run_slice(self, part: Slice, context: Mapping[str, str] | None = None) -> dict[str, Outcome]:
+        """Run every contender's recurrence of a slice, and write the slice's run; what is written stays."""
+        results = {}
+        for contender in self.contenders:
+            contender.run(part.number, {"zf.slice_day": part.day.isoformat(), **(context or {})})
+            mine = tuple(o for o in contender.observations() if o.recurrence == part.number)
+            if mine:
+                results[contender.name] = outcomes(contender.job, mine, self.curves)[part.number]
+        self.tracking.write(part, results)
+        return results
+
+    def outcomes(self) -> dict[str, dict[int, Outcome]]:
+        """Return what every contender made of every slice so far."""
+        return {c.name: outcomes(c.job, c.observations(), self.curves) for c in self.contenders}
+
+
+def open_experiment(path: Path, *, data: Path | None, tracking_uri: str, settings: Settings) -> Experiment:
+    """Return an experiment, new or as it was left.
+
+    Raises:
+        ConfigError: the file or the data are wrong, or the name belongs to another experiment.
+    """
+    parameters = {"experiment": str(path.resolve())} | ({} if data is None else {"data": str(data.resolve())})
+    curves = open_curves(**parameters)
+    file, dataset = curves.trainer.experiment, curves.trainer.dataset
+    tracking = Tracking(Store(tracking_uri, patience_s=10.0), file, dataset, curves.trainer.slices)
+    contenders = tuple(
+        ContenderRun(
+            name,
+            file.job_file(name, version=file.digest(dataset), parameters=parameters),
+            tracking_uri=tracking_uri,
+            settings=settings,
+        )
+        for name in file.contenders
+    )
+    return Experiment(file, curves, contenders, tracking)

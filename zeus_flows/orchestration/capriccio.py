@@ -1,0 +1,131 @@
+"""The Capriccio experiment as a flow: curves, then slice after slice, then what they tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect import flow, get_run_logger, runtime, task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from zeus_flows.experiments import capriccio_stages as stages
+from zeus_flows.experiments.capriccio import Slice
+from zeus_flows.experiments.capriccio_curves import Curves
+from zeus_flows.experiments.capriccio_report import Report, Science
+from zeus_flows.experiments.capriccio_results import Outcome
+from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
+from zeus_flows.orchestration.capriccio_view import Silent, View
+from zeus_flows.reporting.links import run_url
+from zeus_flows.settings import Settings, read_settings
+
+_MOST_CHARACTERS = 400_000  # of a Markdown artifact; a larger page is linked to, not embedded
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the flow returns: where to look."""
+
+    name: str
+    slices: int
+    run_id: str
+    report: str
+    values: dict[str, float]
+
+
+@flow(name="capriccio", validate_parameters=True)
+def capriccio(
+    experiment_file: str, data: str | None = None, tracking_uri: str | None = None, out: str | None = None
+) -> Summary:
+    """Run an experiment from where it stands: one recurrence per slice and policy, then the report.
+
+    Args:
+        experiment_file: Path of the experiment file on the machine that runs the flow.
+        data: Path of the data, whatever the experiment file says.
+        tracking_uri: Where MLflow runs go, whatever the experiment file says.
+        out: Folder for figures and report; beside nothing else: `capriccio-<name>` in the working directory.
+    """
+    return run(experiment_file, data, tracking_uri, out, Silent())
+
+
+def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: str | None, view: View) -> Summary:
+    """Run the experiment inside a flow run, shown by `view`."""
+    settings = read_settings()
+    path = Path(experiment_file)
+    experiment = _open(path, None if data is None else Path(data), tracking_uri, settings)
+    view.opened(experiment)
+    file = experiment.file
+    if file.simulated and file.science.replays:
+        _train(experiment, view.training("every batch size on every slice"))
+    context = {
+        "zf.prefect.flow_run_id": str(runtime.flow_run.id),
+        "zf.prefect.flow_run_name": str(runtime.flow_run.name),
+        "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
+    }
+    for part in experiment.slices:
+        outcomes = _slice.with_options(task_run_name=f"slice-{part.number}-{part.day}")(experiment, part, context)
+        view.slice(part, outcomes)
+    placebo = _placebo(experiment, settings, view.training("the placebo: time shuffled"))
+    science = _examine(experiment, placebo, view.say)
+    folder = Path(out) if out else Path.cwd() / f"capriccio-{file.name}"
+    written = _report(experiment, science, folder)
+    _artifacts(experiment, written, folder)
+    return Summary(
+        file.name, len(experiment.slices), experiment.tracking.run_id, str(written.files[0]), dict(written.values)
+    )
+
+
+def _open(path: Path, data: Path | None, tracking_uri: str | None, settings: Settings) -> Experiment:
+    from zeus_flows.experiments.capriccio_file import load_experiment
+
+    stated = load_experiment(path, data=data).tracking_uri
+    uri = settings.tracking(tracking_uri, stated)
+    experiment = open_experiment(path, data=data, tracking_uri=uri, settings=settings)
+    get_run_logger().info(
+        "%s: %d slices, %d written", experiment.file.name, len(experiment.slices), experiment.tracking.written
+    )
+    return experiment
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def _train(experiment: Experiment, progress: Callable[[int, int], None]) -> None:
+    experiment.curves.fill(progress)
+
+
+@task(name="slice", cache_policy=NO_CACHE)
+def _slice(experiment: Experiment, part: Slice, context: dict[str, str]) -> dict[str, Outcome]:
+    return experiment.run_slice(part, context)
+
+
+@task(name="placebo", cache_policy=NO_CACHE)
+def _placebo(experiment: Experiment, settings: Settings, progress: Callable[[int, int], None]) -> Curves | None:
+    return stages.placebo_curves(experiment, settings, progress)
+
+
+@task(name="examine", cache_policy=NO_CACHE)
+def _examine(experiment: Experiment, placebo: Curves | None, say: Callable[[str], None]) -> Science | None:
+    return stages.examine(experiment, placebo, say)
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def _report(experiment: Experiment, science: Science | None, folder: Path) -> Report:
+    return stages.report(experiment, science, folder)
+
+
+def _artifacts(experiment: Experiment, written: Report, folder: Path) -> None:
+    """Show the report in Prefect, figures included, with a link to MLflow."""
+    key = "".join(c if c.isalnum() else "-" for c in experiment.file.name.lower()).strip("-")
+    markdown = written.page.markdown(embed=folder)
+    if len(markdown) > _MOST_CHARACTERS:
+        markdown = written.page.markdown()
+    create_markdown_artifact(key=f"{key}-report", markdown=markdown, description="Figure 10, regret and what it means")
+    create_table_artifact(
+        key=f"{key}-results", table=[{"result": name, "value": value} for name, value in sorted(written.values.items())]
+    )
+    tracking = experiment.tracking
+    create_link_artifact(
+        key=f"{key}-mlflow-run",
+        link=run_url(tracking.uri, tracking.experiment_id).format(run_id=tracking.run_id),
+        link_text=f"{experiment.file.name} in MLflow",
+    )

@@ -1,0 +1,111 @@
+"""What `zeus-flows capriccio` shows while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from zeus_flows.experiments.capriccio import Slice
+from zeus_flows.experiments.capriccio_results import Outcome
+from zeus_flows.experiments.capriccio_run import Experiment
+from zeus_flows.reporting.text import joules
+
+
+class View(Protocol):
+    """Is told how an experiment goes."""
+
+    def opened(self, experiment: Experiment) -> None:
+        """Data and slices are known."""
+
+    def training(self, what: str) -> Callable[[int, int], None]:
+        """Return what to tell how many training runs are there, and of how many."""
+
+    def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
+        """A slice has ended."""
+
+    def say(self, text: str) -> None:
+        """Something else begins."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def opened(self, experiment: Experiment) -> None:
+        """Show nothing."""
+
+    def training(self, what: str) -> Callable[[int, int], None]:
+        """Return a function that shows nothing."""
+        return lambda _done, _all: None
+
+    def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
+        """Show nothing."""
+
+    def say(self, text: str) -> None:
+        """Show nothing."""
+
+
+class ConsoleView:
+    """Shows a row per slice above a progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("starting", total=None)
+        self._total = 0
+
+    def __enter__(self) -> ConsoleView:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def opened(self, experiment: Experiment) -> None:
+        """Show what was read, and how far an earlier process got."""
+        dataset, self._total = experiment.curves.trainer.dataset, len(experiment.slices)
+        self._console.print(
+            f"{experiment.file.name}: {len(dataset):,} rows of {dataset.name}, {self._total} slices from "
+            f"{experiment.slices[0].day} to {experiment.slices[-1].day}; {', '.join(experiment.file.contenders)}"
+        )
+        bad = dataset.malformed
+        if bad.bad:
+            lines = ", ".join(str(line) for line, _ in bad.first)
+            more = " ..." if bad.bad > len(bad.first) else ""
+            self._console.print(f"[yellow]{bad.bad:,} malformed lines were left out:[/] {lines}{more}")
+        done = min(contender.done for contender in experiment.contenders)
+        if done:
+            self._console.print(f"taking up after slice {done}")
+
+    def training(self, what: str) -> Callable[[int, int], None]:
+        """Return what moves the progress bar."""
+
+        def progress(done: int, total: int) -> None:
+            self._progress.update(self._task, description=f"training {what}", completed=done, total=total)
+
+        return progress
+
+    def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
+        """Show a slice's batch sizes and costs."""
+        cells = "  ".join(
+            f"{name} {'→'.join(map(str, o.batch_sizes))} ({joules(o.cost_j)}{'' if o.converged else ', missed'})"
+            for name, o in outcomes.items()
+        )
+        self._console.print(f"{part.number:>4} {part.day}  {cells}", highlight=False, soft_wrap=True)
+        self._progress.update(self._task, description="slices", completed=part.number, total=self._total)
+
+    def say(self, text: str) -> None:
+        """Show what begins."""
+        self._progress.update(self._task, description=text, completed=0, total=None)

@@ -1,0 +1,164 @@
+"""`zeus-flows drift`: a job's drift windows, the evidence that ended each, and what changed across it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from zeus_flows.core.records import ArmBelief, EnergySource, Job, Observation, jsonable
+from zeus_flows.core.windows import DriftWindow, fold_windows
+from zeus_flows.job import JobFile
+from zeus_flows.reporting.text import joules
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_OPENED_BY = {
+    "first": "the job's first recurrence",
+    "fingerprint": "a changed target, metric, optimizer, learning-rate rule, version or energy source",
+    "reset": "a reset by hand",
+    "drift": "drift",
+    "full": "a full window",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRun:
+    """A drift window as MLflow has it: its run, what opened it, and the recurrences of its series."""
+
+    number: int
+    run_id: str
+    opened_by: str
+    recurrences: tuple[int, ...]
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DriftHistory:
+    """What is known of a job's drift.
+
+    Attributes:
+        runs: Its drift windows' runs, oldest first.
+        windows: The windows that the observations that count fall into, with evidence and beliefs.
+        observations: Those observations.
+    """
+
+    job: Job
+    runs: tuple[WindowRun, ...]
+    windows: tuple[DriftWindow, ...]
+    observations: tuple[Observation, ...]
+
+
+def read_drift(job_file: JobFile, tracking_uri: str) -> DriftHistory:
+    """Return a job's drift windows; empty where it has never run. Nothing is written."""
+    job = job_file.core()
+    if tracking_uri.startswith("sqlite:///") and not Path(tracking_uri.removeprefix("sqlite:///")).exists():
+        return DriftHistory(job, (), (), ())
+    from zeus_flows.ledger.open import open_direct
+    from zeus_flows.ledger.store import Store
+
+    store = Store(tracking_uri)
+    experiment = store.experiment(job.name)
+    if experiment is None:
+        return DriftHistory(job, (), (), ())
+    found = store.client.search_runs([experiment.experiment_id], "tags.`zf.kind` = 'drift-window'", max_results=1000)
+    runs = sorted((_window_run(store.client, run) for run in found), key=lambda w: w.number)
+    newest = max(found, key=lambda run: int(run.data.params["zf.window"]), default=None)
+    source = EnergySource(newest.data.tags["zf.energy_source"]) if newest else EnergySource.MEASURED
+    observations = open_direct(job, tracking_uri=tracking_uri, energy_source=source).observations()
+    return DriftHistory(job, tuple(runs), fold_windows(job, observations), observations)
+
+
+def show_drift(console: Console, history: DriftHistory) -> None:
+    """Print windows, evidence and what changed."""
+    name = history.job.name
+    if not history.runs:
+        console.print(f"{name} has no recurrences yet.")
+        return
+    table = Table("window", "recurrences", "opened by", "run in MLflow", title=f"Drift windows of {name}")
+    for run in history.runs:
+        state = " (open)" if run.is_open else ""
+        table.add_row(
+            f"{run.number}{state}", _span(run.recurrences), _OPENED_BY.get(run.opened_by, run.opened_by), run.run_id
+        )
+    console.print(table)
+    if not history.windows:
+        console.print("Nothing that was observed counts for this job's settings.")
+        return
+    drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind == "drift"]
+    console.print(
+        f"\n{len(history.observations)} observations count; "
+        + (f"drift was noticed {len(drifts)} times:" if drifts else "no drift was noticed in them.")
+    )
+    for window, after in zip(history.windows, (*history.windows[1:], None), strict=True):
+        if window.ended_by is None:
+            continue
+        console.print(f"  after recurrence {window.last}: {window.ended_by.text}", soft_wrap=True)
+        if after is not None and (change := _change(window, after)):
+            console.print(f"    {change}", style="dim", soft_wrap=True)
+    now = history.windows[-1]
+    if now.best is not None:
+        belief = _belief(now, now.best)
+        cost = (
+            ""
+            if belief is None or belief.expected_cost_j is None
+            else f", about {joules(belief.expected_cost_j)} a run"
+        )
+        console.print(f"\nBest known now: batch size {now.best}{cost}.")
+
+
+def drift_document(history: DriftHistory) -> dict[str, Any]:
+    """Return it all as plain values."""
+    return {"job": history.job.name, "runs": jsonable(history.runs), "windows": jsonable(history.windows)}
+
+
+def draw_drift(history: DriftHistory, folder: Path) -> tuple[Path, ...]:
+    """Draw figure 10 of the observations that count, as SVG and PNG; nothing where there are none."""
+    from zeus_flows.reporting import figures
+
+    if not history.observations:
+        return ()
+    last = history.observations[-1]
+    figure = figures.figure_10(
+        figures.points(history.observations),
+        history.windows,
+        title=f"{history.job.name} ({history.job.policy}) on {last.gpu.key}",
+        simulated=last.energy_source is EnergySource.SIMULATED,
+    )
+    return figures.write(figure, folder, f"figure-10-{history.job.name}")
+
+
+def _window_run(client: MlflowClient, run: Any) -> WindowRun:
+    series = client.get_metric_history(run.info.run_id, "zf.cost_j")
+    return WindowRun(
+        number=int(run.data.params["zf.window"]),
+        run_id=str(run.info.run_id),
+        opened_by=str(run.data.params["zf.opened_by"]),
+        recurrences=tuple(sorted({int(point.step) for point in series})),
+        is_open="zf.next_window" not in run.data.params,
+    )
+
+
+def _span(recurrences: tuple[int, ...]) -> str:
+    if not recurrences:
+        return "none yet"
+    return f"{recurrences[0]} to {recurrences[-1]}" if len(recurrences) > 1 else str(recurrences[0])
+
+
+def _belief(window: DriftWindow, batch_size: int | None) -> ArmBelief | None:
+    return next((arm for arm in window.beliefs if arm.batch_size == batch_size), None)
+
+
+def _change(before: DriftWindow, after: DriftWindow) -> str:
+    """Return what the best known arm was on either side of a boundary, and what it was thought to cost."""
+    parts = []
+    for window in (before, after):
+        belief = _belief(window, window.best)
+        if belief is None or belief.expected_cost_j is None:
+            return ""
+        parts.append(f"{window.best} at about {joules(belief.expected_cost_j)}")
+    return f"best known: {parts[0]} before, {parts[1]} at the end of the next window"
