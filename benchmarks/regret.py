@@ -178,6 +178,7 @@ def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
     saved: dict[str, float] = {}
     dearest_share: dict[str, float] = {}
     dearest_single: dict[str, float] = {}
+    dearest_ever: dict[str, float] = {}
     agreed = compared = 0
     seconds = {"published": 0.0, **dict.fromkeys(POLICIES, 0.0)}
     for w, trace in traces.items():
@@ -202,6 +203,7 @@ def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
         default_j = default_run(trace, job).cost_j
         dearest_share[w] = dearest(runs, default_j)
         dearest_single[w] = max(dearest([r], default_j) for r in runs)
+        dearest_ever[w] = dearest(runs, default_j, since=2)
         seconds["published"] += least_seconds(lambda t=trace: published.simulate(t, 1), 3)  # type: ignore[misc]
         for p in POLICIES:
             timed = replay_job(trace, p)
@@ -214,6 +216,7 @@ def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
         "zeus_paper_energy_saved_percent": saved,
         "dearest_with_budget": dearest_share,
         "dearest_single_run_with_budget": dearest_single,
+        "dearest_ever_with_budget": dearest_ever,
         "speed": {p: seconds["published"] / seconds[p] for p in POLICIES},
         "microseconds": {p: 1e6 * s / (RECURRENCES * len(traces)) for p, s in seconds.items()},
     }
@@ -255,7 +258,10 @@ def measure_drift(folder: Path, gpu: str, seeds: int) -> list[dict[str, Any]]:
 
 
 def elsewhere(folder: Path) -> Iterator[tuple[str, Trace, dict[str, Any]]]:
-    """Yield settings that nothing was tuned on: other eta, default batch sizes, targets, and modelled GPUs."""
+    """Yield settings other than the paper's: eta, default batch sizes, targets, and modelled GPUs.
+
+    They are no held-out set: all but the targets were looked at while `thompson` was given its present form.
+    """
     for gpu in ("v100", "p100"):
         for w, spec in JOBS.items():
             trace = read_trace(folder, w, gpu, spec)
@@ -280,7 +286,7 @@ def elsewhere(folder: Path) -> Iterator[tuple[str, Trace, dict[str, Any]]]:
 
 
 def measure_elsewhere(folder: Path, seeds: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return ratios to `zeus-paper`, which makes the published package's decisions, in settings never tuned on."""
+    """Return ratios to `zeus-paper`, which makes the published package's decisions, in other settings."""
     found: dict[str, dict[str, list[tuple[float, str]]]] = {}
     for name, trace, changes in elsewhere(folder):
         means = {}
@@ -317,11 +323,12 @@ def goals(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
         for p in ("lookahead", "thompson"):
             goal(f"{p}, {gpu}, last five cost / best arm", r["last_five_cost"][p]["mean"], 1.01)
         goal(f"lookahead with a budget of 5 %, {gpu}", ratios["lookahead with budget"]["value"], 0.45)
-        goal(
-            f"cumulative cost / default from the 20th recurrence on, {gpu}",
-            max(r["dearest_with_budget"].values()),
-            1.05,
-        )
+        for what, key in (
+            ("mean over seeds, from the 20th recurrence on", "dearest_with_budget"),
+            ("every single run, from the 20th recurrence on", "dearest_single_run_with_budget"),
+            ("mean over seeds, from the 2nd recurrence on", "dearest_ever_with_budget"),
+        ):
+            goal(f"cumulative cost / default with that budget, {what}, {gpu}", max(r[key].values()), 1.05)
         goal(f"replay speed of zeus-paper, {gpu}", r["speed"]["zeus-paper"], 100, at_least=True)
         for p in ("lookahead", "thompson"):
             goal(f"replay speed of {p}, {gpu}", r["speed"][p], 12, at_least=True)
@@ -358,8 +365,6 @@ def show(result: dict[str, Any]) -> None:
         each = " ".join(f"{r['published_regret'][w]:12.2f}" for w in JOBS)
         print(f"{'published, regret':24}{'':7} {'':>15}  {each}")
         print("speed / published: " + ", ".join(f"{p} {v:.1f}" for p, v in r["speed"].items()))
-        single = max(r["dearest_single_run_with_budget"].values())
-        print(f"with a budget of 5 %, from the 20th recurrence on: dearest single run {single:.3f} of the default")
         saved = r["zeus_paper_energy_saved_percent"].values()
         print(f"zeus-paper, last-five energy saved: {min(saved):.1f} % to {max(saved):.1f} %")
         same = r["agreement"]
@@ -373,7 +378,7 @@ def show(result: dict[str, Any]) -> None:
             alarms = f"{row['false_alarms_per_100']:12.2f} {100 * row['noticed']:6.0f} % {row['delay']:6.1f}"
             print(f"{row['variant']:24}{cells}{alarms} {row['unconverged']:7}")
     if result.get("elsewhere"):
-        print(f"\nelsewhere: regret / zeus-paper in settings never tuned on, {result['elsewhere_seeds']} seeds")
+        print(f"\nelsewhere: regret / zeus-paper in other settings than the paper's, {result['elsewhere_seeds']} seeds")
         for name, policies in result["elsewhere"].items():
             figures = (
                 f"{p} {v['value']:.2f} (worst {v['worst']:.2f}, {v['worst_workload']})" for p, v in policies.items()
