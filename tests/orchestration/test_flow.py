@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -18,7 +19,7 @@ from zeus_flows.orchestration.flow import RecurrenceFailed, recurrence
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.xdist_group("prefect")]
 
 
-def runs(uri: str, kind: str) -> list[dict[str, dict[str, str]]]:
+def runs(uri: str, kind: str) -> list[dict[str, Any]]:
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("nightly")
     assert experiment is not None

@@ -24,7 +24,7 @@ def with_fleet_mode(job_file: JobFile) -> JobFile:
     if stated is None:
         return job_file
     try:
-        mode = Mode("off" if stated is False else str(stated).strip().lower())
+        mode = Mode(str(stated).strip().lower())
     except ValueError:
         log.warning("the Prefect variable %s is %r, which is none of %s", VARIABLE, stated, ", ".join(Mode))
         return job_file
