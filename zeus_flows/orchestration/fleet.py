@@ -20,7 +20,7 @@ def with_fleet_mode(job_file: JobFile) -> JobFile:
 
     A value that is no mode is reported and changes nothing: a typing error must not stop a fleet.
     """
-    stated = Variable.get(VARIABLE, default=None)
+    stated: object = Variable.get(VARIABLE, default=None)
     if stated is None:
         return job_file
     try:
