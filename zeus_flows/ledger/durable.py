@@ -39,8 +39,10 @@ DECIDE_WITHIN_S: Final = 18.0
 SWEEP_WITHIN_S: Final = 8.0
 #: Seconds an outcome waits for its delivery after training, while MLflow answers; it is safe in the outbox meanwhile.
 WAIT_S: Final = 20.0
-#: Seconds for which a recurrence waits in all while MLflow does not answer.
+#: Seconds for which attempts wait in all while MLflow does not answer.
 STALL_S: Final = 2.0
+#: Seconds for which a recurrence waits, before it decides, for what others left here to be delivered.
+SETTLE_S: Final = 4.0
 _RETRY_S: Final = 2.0
 
 
@@ -78,6 +80,8 @@ class DurableLedger:
         self._left_s, self._stall_left_s = DECIDE_WITHIN_S, STALL_S
         self._work = threading.Event()
         self._stop = threading.Event()
+        self._hurry = threading.Event()
+        self._tries = 0
         self._thread = threading.Thread(target=self._deliver_for_ever, name="zeus-flows-outbox", daemon=True)
         self._thread.start()
 
@@ -171,7 +175,7 @@ class DurableLedger:
 
     def sweep(self, **prefect: Any) -> list[Buried]:
         """Deliver what the dead left here, then close what is dead (`janitor.sweep`); nothing while MLflow is away."""
-        self._linger(lambda: bool(self._outbox.due(self._key, owner=self._holder.dump())))
+        self._linger(lambda: bool(self._outbox.due(self._key, owner=self._holder.dump())), SETTLE_S)
         reached("after-settle")
         try:
             with self._store.within(SWEEP_WITHIN_S):
@@ -187,9 +191,12 @@ class DurableLedger:
 
     def close(self, *, flush_s: float = 5.0) -> None:
         """Stop delivering, after a last while to deliver what is left; the rest is left to the next recurrence."""
-        give_up = time.monotonic() + flush_s
-        owner = self._holder.dump()
-        while not self._away and time.monotonic() < give_up and self._outbox.due(self._key, owner=owner):
+        give_up, tries = time.monotonic() + flush_s, self._tries
+        self._hurry.set()
+        self._work.set()
+        while time.monotonic() < give_up and self._outbox.due(self._key, owner=self._holder.dump()):
+            if self._away and self._tries > tries + 1:  # one may have been under way; one more was in vain
+                break
             time.sleep(0.02)
         self._stop.set()
         self._work.set()
@@ -221,27 +228,28 @@ class DurableLedger:
         return item
 
     def _wait(self, item: int) -> None:
-        self._linger(lambda: self._outbox.waiting(self._key, item))
+        self._stall_left_s -= self._linger(lambda: self._outbox.waiting(self._key, item), self._stall_left_s)
         refused = self._refused.pop(item, None)
         if refused is not None:
             raise refused
         if self._outbox.waiting(self._key, item):
             log.warning("MLflow does not answer; what this run brought is kept and will be delivered by the next one")
 
-    def _linger(self, pending: Callable[[], bool]) -> None:
-        """Wait for a delivery as long as MLflow answers; where it is silent, `STALL_S` in all and no more."""
+    def _linger(self, pending: Callable[[], bool], stall_s: float) -> float:
+        """Wait for a delivery as long as MLflow answers; return for how long it did not, at most `stall_s`."""
         began = time.monotonic()
+        silent_s = 0.0
         while pending() and not self._away and (now := time.monotonic()) < began + WAIT_S:
             silent_s = now - max(began, self._deliveries.answered_s)
-            if silent_s > self._stall_left_s:
-                self._away, self._stall_left_s = True, 0.0
-                return
+            if silent_s >= stall_s:
+                return stall_s
             time.sleep(0.01)
+        return max(silent_s, 0.0)
 
     def _deliver_for_ever(self) -> None:
         beat_at = time.monotonic() + HEARTBEAT_S
         while not self._stop.is_set():
-            self._work.wait(timeout=_RETRY_S)
+            self._work.wait(timeout=0.05 if self._hurry.is_set() else _RETRY_S)
             self._work.clear()
             try:
                 heard = self._deliver()
@@ -255,7 +263,8 @@ class DurableLedger:
                     what = error if isinstance(error, StoreError) else type(error).__name__
                     log.warning("%s; training goes on, records are kept in the outbox", what)
                 self._away = True
-                self._stop.wait(_RETRY_S)
+                self._hurry.wait(_RETRY_S)
+            self._tries += 1
 
     def _beat(self) -> int:
         """Say that the holder of the attempt in training is alive; return how often that was said."""

@@ -34,7 +34,8 @@ from mlflow.entities import Metric, Run
 
 from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost
-from zeus_flows.core.records import Decision, EnergySource, Gpu, InFlight, Job, Observation, Outcome
+from zeus_flows.core.records import Decision, EnergySource, Gpu, InFlight, Job, Observation, Outcome, jsonable
+from zeus_flows.core.windows import beliefs, best_arm, boundary
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead, StoreError
 from zeus_flows.ledger import codec, pages, snapshot
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
@@ -66,6 +67,7 @@ class _Window:
 
     run_id: str
     number: int
+    first: int
     counts_from: int
     tags: Mapping[str, str]
 
@@ -268,6 +270,8 @@ class MlflowLedger:
             reached("after-series")
         self.close(recurrence)
         reached("after-end")
+        if observations:
+            self._end_window(recurrence, observations)
 
     def close(self, recurrence: int, how: str = "ended") -> None:
         """Say that nothing will be added to a recurrence."""
@@ -335,7 +339,7 @@ class MlflowLedger:
         """
         page, still_open = Page(), list[OpenAttempt]()
         known = snapshot.load(self._job, window.tags) if self._is_mine(window) else None
-        upto = saved = known.upto if known else 0
+        upto = saved = known.upto if known else window.counts_from - 1
         state = known.state if known else policy.initial(self._job)
         numbers = [n for n in sorted(self._pages) if n >= pages.number_of(max(upto, 1))]
         for number in numbers:
@@ -446,15 +450,55 @@ class MlflowLedger:
         """Return the drift window that recurrences belong to now, opening one where comparability ended."""
         window = self._current_window()
         while not self._is_mine(window):
-            window, _ = self._open_after(window, "fingerprint", counts_from=window.counts_from)
+            window, _ = self._open_comparable(window)
         return window
 
     def open_window(self, opened_by: str, *, counts_from: int) -> _Window:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
         while True:
-            window, stands = self._open_after(self._look(), opened_by, counts_from=counts_from)
+            window, stands = self._open_after(self._look(), opened_by, first=counts_from, counts_from=counts_from)
             if stands:
                 return window
+
+    def _open_comparable(self, current: _Window) -> tuple[_Window, bool]:
+        """Open a window for what is no longer comparable; one that was about the same before is taken up again."""
+        first = max(self.last_recurrence(), 1)
+        about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
+        earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
+        if earlier is None:
+            return self._open_after(current, "fingerprint", first=first, counts_from=first)
+        known = _read_window(earlier)
+        kept = _snapshot_of(known)
+        return self._open_after(current, "fingerprint", first=first, counts_from=known.counts_from, kept=kept)
+
+    def _end_window(self, recurrence: int, observations: Sequence[Observation]) -> None:
+        """Open the next drift window where this recurrence ended the current one: drift, or N recurrences are full."""
+        window = self.window()
+        known = snapshot.load(self._job, window.tags)
+        upto = known.upto if known else window.counts_from - 1
+        if upto >= recurrence:
+            return  # a late report: what it would have ended has ended
+        page = self._read_pages(upto)
+        self._read_attempts(run_id for (r, _), run_id in page.attempts.items() if upto < r < recurrence)
+        before = known.state if known else policy.initial(self._job)
+        for observation in self._counting(page, after=upto, upto=recurrence - 1):
+            before = policy.advance(self._job, before, observation)
+        after = before
+        for observation in observations:
+            after = policy.advance(self._job, after, observation)
+        found = boundary(self._job, before, after, observations, recurrences=recurrence - window.first + 1)
+        if found is None:
+            return
+        arms = beliefs(self._job, after)
+        tags = {
+            "zf.ended_by": found.kind,
+            "zf.evidence": codec.fits_tag(found.text),
+            "zf.beliefs": codec.fits_tag(json.dumps(jsonable(arms))),
+            "zf.best_batch_size": str(best_arm(arms) or ""),
+        }
+        self._store.log(window.run_id, tags=tags)
+        kept = _snapshot_of(window)
+        self._open_after(window, found.kind, first=recurrence + 1, counts_from=window.counts_from, kept=kept)
 
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""
@@ -487,10 +531,27 @@ class MlflowLedger:
             found.append(following)
         return tuple(found)
 
-    def _open_after(self, current: _Window, opened_by: str, *, counts_from: int) -> tuple[_Window, bool]:
-        """Open the window after `current`; return the one that stands, and whether it is the one opened here."""
-        first = max(counts_from, current.counts_from)
-        candidate = self._create_window(number=current.number + 1, opened_by=opened_by, counts_from=first)
+    def _open_after(
+        self,
+        current: _Window,
+        opened_by: str,
+        *,
+        first: int,
+        counts_from: int,
+        kept: Mapping[str, str] | None = None,
+    ) -> tuple[_Window, bool]:
+        """Open the window after `current`; return the one that stands, and whether it is the one opened here.
+
+        Args:
+            current: What it follows.
+            opened_by: What began it.
+            first: Its first recurrence.
+            counts_from: The first recurrence that counts for decisions.
+            kept: Tags of a snapshot that is still of use.
+        """
+        candidate = self._create_window(
+            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, kept=kept
+        )
         reached("after-create-window")
         winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
         reached("after-link-window")
@@ -502,7 +563,9 @@ class MlflowLedger:
         self._window = window
         return window, winner == candidate
 
-    def _create_window(self, *, number: int, opened_by: str, counts_from: int) -> str:
+    def _create_window(
+        self, *, number: int, opened_by: str, first: int, counts_from: int, kept: Mapping[str, str] | None = None
+    ) -> str:
         run_id = self._store.create_run(
             self.experiment_id,
             name=f"drift window {number}{self._mark}",
@@ -510,10 +573,12 @@ class MlflowLedger:
                 "zf.kind": "drift-window",
                 "zf.fingerprint": self._job.fingerprint,
                 "zf.energy_source": self._energy_source.value,
+                **(kept or {}),
             },
         )
-        params = {"zf.window": str(number), "zf.opened_by": opened_by, "zf.counts_from": str(counts_from)}
-        self._store.log(run_id, params=params)
+        params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}
+        texts = {name: str(value) for name, value in params.items()}
+        self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
         return run_id
 
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
@@ -524,7 +589,7 @@ class MlflowLedger:
             if experiment is None:
                 if not make:
                     return None
-                candidate = self._create_window(number=1, opened_by="first", counts_from=1)
+                candidate = self._create_window(number=1, opened_by="first", first=1, counts_from=1)
                 reached("after-create-root")
                 made = self._store.create_experiment(name, tags={"zf.root": candidate})
                 if made is not None:
@@ -605,8 +670,17 @@ class MlflowLedger:
 def _read_window(run: Run) -> _Window:
     params = run.data.params
     return _Window(
-        str(run.info.run_id), int(params["zf.window"]), int(params.get("zf.counts_from", "1")), dict(run.data.tags)
+        run_id=str(run.info.run_id),
+        number=int(params["zf.window"]),
+        first=int(params["zf.first_recurrence"]),
+        counts_from=int(params["zf.counts_from"]),
+        tags=dict(run.data.tags),
     )
+
+
+def _snapshot_of(window: _Window) -> dict[str, str]:
+    """Return the tags of a window's snapshot."""
+    return {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}
 
 
 def _metrics(values: Mapping[str, float | None], *, step: int, at_s: float | None) -> list[Metric]:

@@ -127,6 +127,20 @@ class Store:
             )
         return experiment
 
+    def newest(self, experiment_id: str, tags: Mapping[str, str]) -> Run | None:
+        """Return the newest run that has all these tags; their values must be plain words, as filters have no escape.
+
+        Raises:
+            StoreError: a name or value could change the query.
+        """
+        for word in (*tags, *tags.values()):
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", word):
+                raise StoreError(f"{word!r} cannot be searched for")
+        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        order = ["attributes.start_time DESC"]
+        found = self._repeat(lambda: self.client.search_runs([experiment_id], query, max_results=1, order_by=order))
+        return found[0] if found else None
+
     # -- writing once ------------------------------------------------------------------------------------------------
 
     def create_experiment(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
