@@ -1,0 +1,88 @@
+"""Drift windows are runs: what ends one, what it leaves, and that the history goes on across it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from tests.builders import JOB, decision, observation
+from zeus_flows.core import policy
+from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.open import open_direct
+
+
+def open_ledger(uri: str, job: Job = JOB, source: EnergySource = EnergySource.SIMULATED) -> MlflowLedger:
+    return open_direct(job, tracking_uri=uri, energy_source=source)
+
+
+def record(uri: str, job: Job = JOB, *, epochs: int = 5, source: EnergySource = EnergySource.SIMULATED) -> None:
+    ledger = open_ledger(uri, job, source)
+    number = ledger.begin()
+    ledger.history()
+    done = observation(number, epochs=epochs, fingerprint=job.fingerprint, energy_source=source)
+    ledger.observed(ledger.decided(decision(number), {}), done)
+    ledger.ended(number, [done])
+
+
+def windows(uri: str) -> list[Run]:
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(JOB.name)
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], "tags.`zf.kind` = 'drift-window'")
+    return sorted(found, key=lambda run: int(run.data.params["zf.window"]))
+
+
+def test_a_drift_ends_a_window_with_its_evidence_and_what_was_believed(sqlite_uri: str) -> None:
+    for _ in range(6):
+        record(sqlite_uri, epochs=5)
+    record(sqlite_uri, epochs=19)
+    first, second = windows(sqlite_uri)
+    assert first.data.tags["zf.ended_by"] == "drift"
+    assert "batch size 64 took 19 epochs where about 5" in first.data.tags["zf.evidence"]
+    assert first.data.tags["zf.best_batch_size"] == "64"
+    assert '"batch_size": 64' in first.data.tags["zf.beliefs"]
+    assert (second.data.params["zf.opened_by"], second.data.params["zf.first_recurrence"]) == ("drift", "8")
+    assert first.info.status == "FINISHED"
+    record(sqlite_uri, epochs=19)
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    steps = [[p.step for p in client.get_metric_history(w.info.run_id, "zf.cost_j")] for w in (first, second)]
+    assert steps == [[1, 2, 3, 4, 5, 6, 7], [8]]
+    assert open_ledger(sqlite_uri).verify() == (True, 8)
+
+
+def test_a_full_window_is_followed_by_the_next_and_decisions_go_on(sqlite_uri: str) -> None:
+    job = replace(JOB, window=3)
+    for _ in range(7):
+        record(sqlite_uri, job)
+    assert [w.data.params["zf.opened_by"] for w in windows(sqlite_uri)] == ["first", "full", "full"]
+    assert [w.data.params["zf.first_recurrence"] for w in windows(sqlite_uri)] == ["1", "4", "7"]
+    state = open_ledger(sqlite_uri, job).history().state
+    assert state == policy.fold(job, open_ledger(sqlite_uri, job).observations())
+    assert state.observations == 7
+
+
+def test_the_snapshot_goes_with_the_window(sqlite_uri: str) -> None:
+    for _ in range(12):
+        record(sqlite_uri, epochs=5)
+    record(sqlite_uri, epochs=25)
+    assert "zf.snapshot" in windows(sqlite_uri)[1].data.tags
+    assert open_ledger(sqlite_uri).verify() == (True, 13)
+
+
+def test_what_was_comparable_before_is_taken_up_again(sqlite_uri: str) -> None:
+    for source in (EnergySource.SIMULATED, EnergySource.SIMULATED, EnergySource.MEASURED, EnergySource.SIMULATED):
+        record(sqlite_uri, source=source)
+    assert [w.data.tags["zf.energy_source"] for w in windows(sqlite_uri)] == ["simulated", "measured", "simulated"]
+    assert [o.recurrence for o in open_ledger(sqlite_uri).observations()] == [1, 2, 4]
+
+
+def test_a_reset_is_not_undone_by_a_change_to_and_fro(sqlite_uri: str) -> None:
+    record(sqlite_uri)
+    open_ledger(sqlite_uri).reset()
+    record(sqlite_uri)
+    record(sqlite_uri, source=EnergySource.MEASURED)
+    record(sqlite_uri)
+    assert [o.recurrence for o in open_ledger(sqlite_uri).observations()] == [2, 4]
