@@ -204,8 +204,8 @@ def read_parquet(
     progress: Progress | None = None,
 ) -> Dataset:
     """Read a Parquet file batch by batch; lines are rows from 1. See `read_sentiment140` for the arguments."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     _must_exist(path)
     rows = _Rows(path, most_malformed, texts=layout.text is not None, keep_text=keep_text)
@@ -407,7 +407,7 @@ def _opened(raw: IO[bytes], path: Path) -> IO[bytes]:
         case ".xz" | ".lzma":
             return lzma.open(raw)
         case ".gz":
-            return gzip.open(raw)
+            return gzip.open(raw)  # type: ignore[return-value]
         case ".bz2":
             return bz2.open(raw)
         case _:

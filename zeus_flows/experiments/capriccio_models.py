@@ -250,8 +250,8 @@ def _token_ids(features: Texts, rows: npt.NDArray[np.int64], model: ModelSection
     tokenizer = _transformers().AutoTokenizer.from_pretrained(_directory(model), local_files_only=True)
     texts = [features.text(int(row)) for row in rows]
     encoded = tokenizer(texts, padding="max_length", truncation=True, max_length=model.words, return_tensors="pt")
-    ids: Tensor = encoded["input_ids"]
-    return ids * encoded["attention_mask"]  # whatever pads in this tokenizer, 0 pads here
+    ids: Tensor = encoded["input_ids"] * encoded["attention_mask"]  # whatever pads in this tokenizer, 0 pads here
+    return ids
 
 
 def _directory(model: ModelSection) -> Path:
@@ -262,7 +262,7 @@ def _directory(model: ModelSection) -> Path:
 
 def _transformers() -> Any:
     try:
-        import transformers
+        import transformers  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
         raise ConfigError(
             "model.kind bert needs the package transformers; `pip install 'zeus-flows[bert]'` brings it"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from zeus_flows.core.records import Drift
 from zeus_flows.core.windows import fold_windows
 from zeus_flows.experiments.capriccio_results import Outcome
-from zeus_flows.experiments.capriccio_run import Experiment
+from zeus_flows.experiments.capriccio_run import ContenderRun, Experiment
 from zeus_flows.experiments.capriccio_science import (
     NOTICED_WITHIN,
     Detection,
@@ -21,6 +22,7 @@ from zeus_flows.reporting import figures
 from zeus_flows.reporting.page import Page
 from zeus_flows.reporting.text import joules, seconds
 
+LOOKS_FOR_DRIFT = ("thompson", "lookahead")  # policies with a detector
 REFERENCE = "no-window"  # what others are compared with, where it takes part
 
 
@@ -74,7 +76,7 @@ def write_report(experiment: Experiment, science: Science | None, folder: Path) 
         page.figure(drawn[0], f"{contender.name}: energy to accuracy, time to accuracy and batch size per slice.")
         page.points(
             [f"slice {w.last}: {w.ended_by.text}" for w in windows if w.ended_by and w.ended_by.kind == "drift"]
-            or [f"{contender.name} noticed no drift."]
+            or [_no_drift(contender)]
         )
     if science is not None:
         files += _science(page, experiment, outcomes, science, folder, values)
@@ -84,6 +86,12 @@ def write_report(experiment: Experiment, science: Science | None, folder: Path) 
     html.write_text(page.html(), encoding="utf-8")
     markdown.write_text(page.markdown(), encoding="utf-8")
     return Report(page, (html, markdown, *files), values)
+
+
+def _no_drift(contender: ContenderRun) -> str:
+    if contender.job.policy in LOOKS_FOR_DRIFT and contender.job.drift is Drift.RESET:
+        return f"{contender.name} noticed no drift in this run."
+    return f"{contender.name} does not look for drift; a window forgets by age, if there is one."
 
 
 def _summary(
@@ -110,37 +118,37 @@ def _summary(
             f"({experiment.contenders[0].trainer.gpu.key}). They compare policies; they are not measurements."
         )
     reference = REFERENCE if REFERENCE in file.contenders else next(iter(file.contenders))
-    columns = ["policy", "energy", "time", "cost", "against default", "targets missed"]
-    if science is not None:
-        columns += ["regret of this run", "regret, 95 % of replays' means", f"difference to {reference}"]
     base = sum(o.cost_j for o in outcomes["default"].values()) if "default" in outcomes else None
-    rows = []
+    rows, regrets = [], []
     for contender in experiment.contenders:
-        mine = outcomes[contender.name]
+        name, mine = contender.name, outcomes[contender.name]
         cost = sum(o.cost_j for o in mine.values())
-        row = [
-            contender.name,
-            joules(sum(o.energy_j for o in mine.values())),
-            seconds(sum(o.time_s for o in mine.values())),
-            joules(cost),
-            "" if not base else f"{100 * (cost / base - 1):+.1f} %",
-            str(sum(not o.converged for o in mine.values())),
-        ]
-        values[f"zf.total_cost_j/{contender.name}"] = cost
+        values[f"zf.total_cost_j/{name}"] = cost
+        rows.append(
+            [
+                name,
+                joules(sum(o.energy_j for o in mine.values())),
+                seconds(sum(o.time_s for o in mine.values())),
+                joules(cost),
+                "" if not base or name == "default" else f"{100 * (cost / base - 1):+.1f} %",
+                str(sum(not o.converged for o in mine.values())),
+            ]
+        )
         if science is not None:
             regret = recorded_regret((mine[s.number].cost_j for s in experiment.slices), science.real.oracle).sum()
-            values[f"zf.regret/{contender.name}"] = float(regret)
-            values[f"zf.regret_expected/{contender.name}"] = science.real.regret(contender.name).mean
-            apart = "" if contender.name == reference else str(science.real.difference(contender.name, reference))
-            row += [f"{regret:.2f}", str(science.real.regret(contender.name)), apart]
-        rows.append(row)
-    page.table(columns, rows)
+            values[f"zf.regret/{name}"] = float(regret)
+            values[f"zf.regret_expected/{name}"] = science.real.regret(name).mean
+            apart = "" if name == reference else str(science.real.difference(name, reference))
+            regrets.append([name, f"{regret:.2f}", str(science.real.regret(name)), apart])
+    page.table(["policy", "energy", "time", "cost", "against default", "targets missed"], rows)
+    if regrets:
+        page.table(["policy", "regret of this run", "mean regret of replays", f"more than {reference}"], regrets)
     if science is not None:
         replays = next(iter(science.real.replays.values())).regret.shape[0]
         page.text(
             "Regret is dynamic and exact: cost above that of the slice's best batch size, whose expected cost is known "
             f"because every batch size was trained on every slice with {file.science.seeds} seeds, from which the "
-            "recurrences draw. It is in runs of the best batch size. Intervals: bootstrap over "
+            "recurrences draw. It is in runs of the best batch size. Brackets: 95 % intervals, by bootstrap over "
             f"{replays} replays of the whole experiment with other seeds; differences are taken replay by replay."
         )
 
@@ -183,9 +191,21 @@ def _science(
     page.text(
         f"The best batch size changes {changes} times; best throughout would have been {oracle.best_fixed_arm}, which "
         f"costs {100 * oracle.worth_of_adapting:.1f} % more than the best of each slice. "
-        f"**No policy can gain more than these {100 * oracle.worth_of_adapting:.1f} % by following the drift.**"
+        f"**No policy can gain more than these {100 * oracle.worth_of_adapting:.1f} % over a fixed batch size by "
+        "following the drift.**"
+        + (
+            ""
+            if science.placebo is None
+            else f" With time shuffled the same figure is {100 * science.placebo.oracle.worth_of_adapting:.1f} %: that "
+            "much is no drift."
+        )
     )
     values["zf.worth_of_adapting"] = oracle.worth_of_adapting
+    hopeless = int((~oracle.always_reaches).all(axis=1).sum())
+    if hopeless:
+        page.note(
+            f"On {hopeless} slices no batch size reaches the target with every seed: the target is too hard for them."
+        )
     page.heading("What drifts")
     arm = oracle.batch_sizes.index(oracle.best_fixed_arm)
     placebo = science.placebo
@@ -245,7 +265,8 @@ def _placebo(page: Page, science: Science, placebo: Findings, values: dict[str, 
     page.heading("The detector on trial")
     page.text(
         f"`{science.detector}` forgets what it knows of epochs when runs surprise it. In the placebo nothing drifts, "
-        f"so every reset there is a false alarm: {rate} per 100 recurrences. With a change planted in the middle of the "
+        f"so every reset there is a false alarm: {rate} per 100 recurrences. With a change planted in the middle of "
+        "the "
         f"placebo (every batch size takes a factor more epochs), it was noticed within {NOTICED_WITHIN} recurrences:"
     )
     page.table(

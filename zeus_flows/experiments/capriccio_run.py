@@ -21,6 +21,7 @@ from zeus_flows.experiments.capriccio_file import ExperimentFile
 from zeus_flows.experiments.capriccio_results import Outcome, outcomes
 from zeus_flows.experiments.capriccio_tracking import Tracking
 from zeus_flows.job import JobFile
+from zeus_flows.ledger import codec
 from zeus_flows.ledger.mlflow import MlflowLedger
 from zeus_flows.ledger.open import open_direct
 from zeus_flows.ledger.store import Store
@@ -57,7 +58,7 @@ class SliceSteps(LocalSteps):
 
     def begin(self) -> int:
         """Take the slice's number; a process that was killed may have taken it already."""
-        number = self._numbers.begin(token=f"slice-{self._slice:06d}")
+        number = self._numbers.begin(token=f"slice-{self._slice:06d}", asked_before=True)
         if number != self._slice:
             raise StoreError(
                 f"recurrence {number} of {self.job.name} is not slice {self._slice}: somebody else ran this job; "
@@ -91,6 +92,11 @@ class SliceSteps(LocalSteps):
         if attempt.id not in self._written:
             super().observe(attempt, observation)
 
+    def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
+        """Write the recurrence's end; one that broke off stays open, to be taken up."""
+        if observations:
+            super().end(recurrence, observations)
+
 
 class ContenderRun:
     """One contender: its job, its ledger and its trainer.
@@ -99,13 +105,14 @@ class ContenderRun:
         done: Recurrences that have ended.
     """
 
-    def __init__(self, name: str, job_file: JobFile, *, tracking_uri: str, settings: Settings) -> None:
+    def __init__(self, name: str, job_file: JobFile, *, tracking_uri: str, store: Store, settings: Settings) -> None:
         self.name, self.job_file, self.job = name, job_file, job_file.core()
+        self._store = store
         self.trainer = LocalTrainer(job_file, settings)
         self._ledger = open_direct(self.job, tracking_uri=tracking_uri, energy_source=self.trainer.energy_source)
         last = self._ledger.last_recurrence()
-        under_way = bool(last) and last in self._ledger.open_claims()
-        self.done = last - under_way
+        self._under_way = bool(last) and last in self._ledger.open_claims()
+        self.done = last - self._under_way
         self._observations = list(self._ledger.observations()) if last else []
 
     def run(self, number: int, context: Mapping[str, str]) -> None:
@@ -116,11 +123,23 @@ class ContenderRun:
         steps = SliceSteps(self.job, self._ledger, self.trainer, number=number, written=written, context=context)
         recurrence = run_recurrence(steps.job, steps)
         self._observations += [observation for _, observation in recurrence.attempts[len(written) :]]
-        self.done = number
+        if self._under_way:
+            self._tidy(number)
+        self.done, self._under_way = number, False
 
     def observations(self) -> tuple[Observation, ...]:
         """Return every observation, in order."""
         return tuple(sorted(self._observations, key=lambda o: o.order))
+
+    def _tidy(self, number: int) -> None:
+        """End the runs of a recurrence that a killed process left open: observed ones, and ones that lead nowhere."""
+        asked = f"tags.`zf.kind` = 'attempt' and tags.`zf.recurrence` = '{number}' and attributes.status = 'RUNNING'"
+        for run in self._store.client.search_runs([self._ledger.experiment_id], asked):
+            written = run.data.params.get("zf.observation")
+            if written is None:
+                self._store.delete(str(run.info.run_id))
+            else:
+                self._ledger.observed(str(run.info.run_id), codec.load_observation(written))
 
 
 @dataclass(frozen=True)
@@ -169,12 +188,14 @@ def open_experiment(path: Path, *, data: Path | None, tracking_uri: str, setting
     parameters = {"experiment": str(path.resolve())} | ({} if data is None else {"data": str(data.resolve())})
     curves = open_curves(**parameters)
     file, dataset = curves.trainer.experiment, curves.trainer.dataset
-    tracking = Tracking(Store(tracking_uri, patience_s=10.0), file, dataset, curves.trainer.slices)
+    store = Store(tracking_uri, patience_s=10.0)
+    tracking = Tracking(store, file, dataset, curves.trainer.slices)
     contenders = tuple(
         ContenderRun(
             name,
             file.job_file(name, version=file.digest(dataset), parameters=parameters),
             tracking_uri=tracking_uri,
+            store=store,
             settings=settings,
         )
         for name in file.contenders

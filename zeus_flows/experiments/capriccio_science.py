@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.records import Gpu, Job, LimitMeasurement, PowerProfile
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio_curves import Cell, Curves
@@ -71,8 +72,8 @@ class Oracle:
 
     Attributes:
         batch_sizes: The arms.
-        costs_j: Slices x arms; infinite where a seed never reaches the target.
-        log_epochs: Slices x arms x seeds; NaN where it does not.
+        costs_j: Slices x arms; a run that never reaches the target is charged for max_epochs.
+        log_epochs: Slices x arms x seeds; NaN where the target is not reached.
     """
 
     batch_sizes: tuple[int, ...]
@@ -83,6 +84,11 @@ class Oracle:
     def best_costs_j(self) -> Floats:
         """The least expected cost of each slice."""
         return np.asarray(self.costs_j.min(axis=1))
+
+    @property
+    def always_reaches(self) -> npt.NDArray[np.bool_]:
+        """Slices x arms: whether every seed reaches the target."""
+        return np.asarray(~np.isnan(self.log_epochs).any(axis=2))
 
     @property
     def best_arms(self) -> tuple[int, ...]:
@@ -152,7 +158,7 @@ def measure(curves: Curves, jobs: Mapping[str, JobFile], *, replays: int) -> Fin
     """Return what the curves tell; all must be there."""
     first = next(iter(jobs.values()))
     traces = slice_traces(curves, first)
-    oracle = _oracle(curves, traces, first.core())
+    oracle = _oracle(traces, first.core())
     return Findings(
         oracle,
         {name: replay_slices(traces, file.core(), oracle.best_costs_j, times=replays) for name, file in jobs.items()},
@@ -259,14 +265,11 @@ def recorded_regret(costs_j: Iterable[float], oracle: Oracle) -> Floats:
     return np.array(list(costs_j)) / oracle.best_costs_j - 1.0
 
 
-def _oracle(curves: Curves, traces: Sequence[Trace], job: Job) -> Oracle:
+def _oracle(traces: Sequence[Trace], job: Job) -> Oracle:
     arms = traces[0].batch_sizes
-    costs = np.array([[trace.expected_costs(job)[b] for b in arms] for trace in traces])
-    hopeless = [part.day for part, row in zip(curves.trainer.slices, costs, strict=True) if not np.isfinite(row.min())]
-    if hopeless:
-        raise ConfigError(
-            f"no batch size always reaches {job.name}'s target on {len(hopeless)} slices ({hopeless[0]} is the first): "
-            "make the target easier or max_epochs greater"
-        )
-    logs = [[[math.log(e) if e else math.nan for e in trace.epochs[b]] for b in arms] for trace in traces]
-    return Oracle(arms, costs, np.array(logs))
+    per_epoch = {
+        b: epoch_cost(job, p, samples_per_epoch=traces[0].samples_per_epoch) for b, p in traces[0].profiles.items()
+    }
+    epochs = np.array([[[e or math.nan for e in trace.epochs[b]] for b in arms] for trace in traces], dtype=float)
+    spent = np.where(np.isnan(epochs), job.max_epochs, epochs).mean(axis=2)
+    return Oracle(arms, spent * np.array([per_epoch[b] for b in arms]), np.log(epochs))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zeus_flows.core.records import Drift
 from zeus_flows.experiments.capriccio_curves import Curves, FillProgress
-from zeus_flows.experiments.capriccio_report import Report, Science, write_report
+from zeus_flows.experiments.capriccio_report import LOOKS_FOR_DRIFT, Report, Science, write_report
 from zeus_flows.experiments.capriccio_run import Experiment
 from zeus_flows.experiments.capriccio_science import detections, measure, slice_traces
 from zeus_flows.settings import Settings
@@ -38,9 +38,7 @@ def examine(
         return Science(real)
     say(f"replaying the placebo {replays} times")
     shuffled = measure(placebo, jobs, replays=replays)
-    resets = [
-        c for c in experiment.contenders if c.job.policy in ("thompson", "lookahead") and c.job.drift is Drift.RESET
-    ]
+    resets = [c for c in experiment.contenders if c.job.policy in LOOKS_FOR_DRIFT and c.job.drift is Drift.RESET]
     if not resets:
         return Science(real, shuffled)
     say("planting changes for the detector to notice")

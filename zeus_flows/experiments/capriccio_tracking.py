@@ -88,7 +88,7 @@ class Tracking:
         digest = hashlib.sha256(f"{self._dataset.digest} {part.key}".encode()).hexdigest()[:16]
         profile = {"num_rows": part.rows, "first": str(part.began), "last": str(part.ended), "overlap": part.overlap}
         self._log_input(run_id, f"{self._dataset.name} slice {part.number}", digest, profile)
-        values = {
+        values: dict[str, float | None] = {
             "zf.rows": float(part.rows),
             "zf.positive_share": part.positive,
             "zf.majority_accuracy": part.majority,

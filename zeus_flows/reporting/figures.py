@@ -127,7 +127,8 @@ def arms_figure(
     figure, (axis,) = _panels(1, height=4.4, heights=(1,), right=0.97)
     with np.errstate(invalid="ignore"):
         over = 100.0 * (costs / costs.min(axis=1, keepdims=True) - 1.0).T
-    most = float(np.nanpercentile(over[np.isfinite(over)], 98))
+        over[~np.isfinite(over)] = np.nan
+    most = float(np.nanpercentile(over, 98))
     masked = np.ma.masked_invalid(over)
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -151,7 +152,7 @@ def arms_figure(
     axis.set_ylabel("batch size", color=MUTED)
     bar = figure.colorbar(shown, ax=axis, pad=0.015, fraction=0.05)
     bar.set_label("expected cost above the best arm (%)", color=MUTED)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     axis.set_title(title, loc="left", fontsize=11, color=INK, pad=24)
     axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=8.5)
     return figure
@@ -216,7 +217,7 @@ def write(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
 def _panels(count: int, *, height: float, heights: Sequence[float], right: float = 0.97) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.6, height), facecolor=SURFACE, layout="none")
+    figure = Figure(figsize=(8.6, height), facecolor=SURFACE)
     top = 1 - 0.62 / height
     grid = figure.add_gridspec(
         count, 1, height_ratios=list(heights), left=0.11, right=right, bottom=0.5 / height, top=top, hspace=0.16
