@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_flows.errors import ConfigError, ZeusFlowsError
+from zeus_flows.experiments.replay_cli import replay
 from zeus_flows.gpu.commands import doctor_command, restore_power_command
+from zeus_flows.orchestration.capriccio_cli import capriccio_command, drift_command
 
 if TYPE_CHECKING:
     from zeus_flows.gpu.doctor import CheckFunction
@@ -131,6 +133,16 @@ def verify(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -
     sys.exit(upkeep.verify(upkeep.Target(job, simulate, tracking_uri)))
 
 
+@ledger.command()
+@_of_a_job
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def traces(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None, folder: Path) -> None:
+    """Write the runs of JOB into FOLDER in the published trace format, for `zeus-flows replay --traces`."""
+    from zeus_flows.orchestration import upkeep
+
+    sys.exit(upkeep.traces(upkeep.Target(job, simulate, tracking_uri), folder))
+
+
 @main.command("import")
 @_of_a_job
 @click.option("--experiment", required=True, help="The experiment whose finished runs are imported.")
@@ -183,3 +195,6 @@ def _server_checks() -> Sequence[CheckFunction]:
 
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
+main.add_command(replay)
+main.add_command(capriccio_command)
+main.add_command(drift_command)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -56,9 +58,6 @@ def test_verify_notices_a_snapshot_that_lies(job: Path) -> None:
     window = ledger.window()
     forged = {name: value.replace('"observations":12', '"observations":11') for name, value in window.tags.items()}
     body = "".join(forged[f"zf.snapshot.{i}"] for i in range(10) if f"zf.snapshot.{i}" in forged)
-    import hashlib
-    import json
-
     head = json.loads(forged["zf.snapshot"]) | {"digest": hashlib.sha256(body.encode()).hexdigest()}
     client = MlflowClient(tracking_uri=load_job(job).tracking_uri)
     for name, value in (forged | {"zf.snapshot": json.dumps(head)}).items():
@@ -127,3 +126,15 @@ def test_import_says_what_a_run_lacks_where_none_can_be_used(job: Path, sqlite_u
 def test_import_from_nowhere_is_told(job: Path) -> None:
     done = zeus_flows("import", str(job), "--experiment", "no-such", *COLUMNS)
     assert (done.exit_code, "there is no experiment" in done.output) == (2, True)
+
+
+def test_a_jobs_own_runs_can_be_replayed(job: Path, tmp_path: Path) -> None:
+    ledger = ledger_of(job)
+    for _ in range(3):
+        record(ledger, load_job(job).fingerprint)
+    assert zeus_flows("ledger", "traces", str(job), str(tmp_path / "traces")).exit_code == 0
+    words = ("--traces", str(tmp_path / "traces"), "--gpu", "simulated-v100", "--policy", "thompson", "--seeds", "1")
+    done = zeus_flows("replay", *words, "--recurrences", "4", "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.output)["rows"]
+    assert (row["workload"], row["recurrences"], row["unconverged"]) == ("nightly", 4, 0)

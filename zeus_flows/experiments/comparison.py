@@ -10,7 +10,7 @@ from zeus_flows.core.power import cost_per_sample
 from zeus_flows.core.records import Job
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay import Replay, replay, replay_job
-from zeus_flows.experiments.traces import Trace, read_trace
+from zeus_flows.experiments.traces import Trace, jobs_in, read_trace
 from zeus_flows.experiments.workloads import JOBS, model_trace
 
 
@@ -74,12 +74,14 @@ def find_traces(
     Raises:
         ConfigError: a workload or GPU is unknown, or a trace is broken.
     """
-    unknown = [w for w in workloads if w not in JOBS]
+    jobs = JOBS if folder is None else jobs_in(folder, JOBS)
+    unknown = [w for w in workloads if w not in jobs]
     if unknown:
-        raise ConfigError(f"there is no workload {', '.join(unknown)}; there are {', '.join(JOBS)}")
+        raise ConfigError(f"there is no workload {', '.join(unknown)}; there are {', '.join(jobs)}")
+    workloads = workloads or tuple(jobs)
     if folder is not None:
         return [
-            read_trace(folder, w, gpu, JOBS[w], target=target, default_batch_size=default_batch_size) for w in workloads
+            read_trace(folder, w, gpu, jobs[w], target=target, default_batch_size=default_batch_size) for w in workloads
         ]
     if target is not None:
         raise ConfigError("--target needs --traces: the built-in models have one target each")

@@ -46,22 +46,23 @@ def replay(
     budget: float | None,
     as_json: bool,
 ) -> None:
-    """Replay the paper's workloads and compare policies on them."""
+    """Compare policies on the paper's workloads, or on your own job's traces.
+
+    `zeus-flows ledger traces JOB FOLDER` writes a job's runs as traces; replay them with --traces FOLDER and --gpu as
+    in the power file's name.
+    """
     import json
 
     from zeus_flows.core.policy import POLICIES
     from zeus_flows.core.records import jsonable
     from zeus_flows.errors import ConfigError
     from zeus_flows.experiments.comparison import compare, find_traces
-    from zeus_flows.experiments.workloads import JOBS
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     unknown = [name for name in names if name not in POLICIES]
     if unknown or not names:
         raise ConfigError(f"--policy: there is no {', '.join(unknown) or 'policy'}; there are {', '.join(POLICIES)}")
-    found = find_traces(
-        folder=traces, gpu=gpu.lower(), workloads=workloads or tuple(JOBS), target=target, default_batch_size=b0
-    )
+    found = find_traces(folder=traces, gpu=gpu.lower(), workloads=workloads, target=target, default_batch_size=b0)
     rows = compare(
         found,
         names,
@@ -83,9 +84,9 @@ def replay(
 
     table = Table(title=f"{gpu}, {source}, eta {eta:g}; energy from the model, not measured here", title_justify="left")
     for heading in ("workload", "policy"):
-        table.add_column(heading)
-    for heading in ("recurrences", "regret", "energy saved", "time saved", "last cost / best", "unconverged"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, no_wrap=True)
+    for heading in ("runs", "regret", "energy", "time", "cost", "missed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     previous = None
     for r in rows:
         table.add_row(
@@ -102,6 +103,7 @@ def replay(
         previous = r.workload
     Console().print(table)
     click.echo(
-        "Regret: cumulative, in runs of the best batch size. Saved: last five recurrences against the default "
-        "batch size at the maximum power limit."
+        "regret: cumulative, in runs of the best batch size. energy, time: saved by the last five recurrences against\n"
+        "the default batch size at maximum power. cost: of the last five, over the best batch size's. missed: "
+        "recurrences\nin which the target was not reached."
     )

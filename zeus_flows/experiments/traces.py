@@ -151,6 +151,37 @@ def read_trace(
     )
 
 
+def jobs_in(folder: Path, published: Mapping[str, TraceJob]) -> dict[str, TraceJob]:
+    """Return the jobs that a folder's train trace is about: published ones by their name, others by their dataset.
+
+    A job that nobody published starts from its largest batch size, as the paper's baselines do, and may train twice
+    as long as its longest run that reached the target.
+
+    Raises:
+        ConfigError: the file is missing or broken; its name and line are given.
+    """
+    datasets = {spec.dataset for spec in published.values()}
+    found: dict[str, TraceJob] = {}
+    for where, row in _rows(folder / "summary_train.csv", TRAIN_COLUMNS):
+        for name, spec in published.items():
+            if _matches(row, spec):
+                found[name] = spec
+        if row["dataset"] in datasets:
+            continue
+        batch_size = _integer(where, row, "batch_size")
+        epochs = 1 if row["target_epoch"] in ("", "nan") else _integer(where, row, "target_epoch")
+        known = found.get(row["dataset"])
+        found[row["dataset"]] = TraceJob(
+            row["dataset"],
+            row["network"],
+            row["optimizer"],
+            _number(where, row, "target_metric"),
+            max_epochs=max(2 * epochs, known.max_epochs if known else 1),
+            default_batch_size=max(batch_size, known.default_batch_size if known else 1),
+        )
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class TraceLabels:
     """What the published columns say about a job of one's own."""

@@ -80,6 +80,18 @@ def verify(target: Target) -> int:
     return 5
 
 
+def traces(target: Target, folder: Path) -> int:
+    """Write a job's runs in the published trace format; say how to replay them."""
+    from zeus_flows.experiments.traces import TraceLabels, write_traces
+
+    job_file, ledger, _, _ = target.open()
+    rates = {b: job_file.learning_rate.at(b, job_file.default_batch_size) for b in job_file.batch_sizes}
+    labels = TraceLabels(job_file.name, "model", job_file.optimizer, job_file.target.value, rates)
+    for file in write_traces(ledger.observations(), folder, labels):
+        click.echo(f"wrote {file}")
+    return 0
+
+
 def bring(
     target: Target,
     *,
