@@ -88,7 +88,7 @@ class PowerProfiler:
         self._slice = _Slice()
         self._mark: Mark | None = None
         self._pending = 0
-        self._rate = 0.0
+        self._rate = self._not_before_s = 0.0
         self._limit_w: float | None = None
         self.samples_per_epoch = 0
         self.broken = ""
@@ -142,9 +142,14 @@ class PowerProfiler:
             return not self.active
         self._pending += samples
         elapsed_s = self._gpus.now_s() - self._mark.time_s
-        if elapsed_s + self._so_far_s >= self._wanted_s(self._rate or self._pending / max(elapsed_s, 1e-9)):
-            self._close()
-            self._open()
+        if elapsed_s < self._not_before_s:
+            return False
+        left_s = self._wanted_s(self._rate or self._pending / max(elapsed_s, 1e-9)) - self._so_far_s
+        if elapsed_s < left_s:
+            self._not_before_s = left_s
+            return False
+        self._close()
+        self._open()
         return not self.active
 
     def end(self) -> bool:
@@ -197,7 +202,7 @@ class PowerProfiler:
             if self._gpus.power_limit_w() != self._limit_w:
                 self._gpus.set_power_limit_w(self._limit_w)
             self._mark = self._gpus.mark()
-            self._pending = 0
+            self._pending, self._not_before_s = 0, 0.0
         except DeviceLost:
             raise
         except DeviceError as error:
