@@ -672,7 +672,7 @@ class MlflowLedger:
 
 def _pause_s(tries: int) -> float:
     """Return how long to wait after a lost race: at random, so that those who lost together part."""
-    return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2**tries)
+    return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2.0 ** min(tries, 9))
 
 
 def _read_window(run: Run) -> _Window:
