@@ -342,6 +342,7 @@ def test_kill_minus_9_in_the_middle_and_resume_gives_the_same_records(tmp_path: 
     assert slices_written(sqlite_uri) == 6
 
 
+@pytest.mark.slow
 def test_the_report_says_what_the_data_can_and_cannot_show(tmp_path: Path, sqlite_uri: str) -> None:
     experiment = opened(write_experiment(tmp_path, slices={"days": 5, "most": 4}), sqlite_uri)
     for part in experiment.slices:
@@ -402,3 +403,35 @@ def test_a_killed_fill_is_taken_up_where_it_stopped(tmp_path: Path) -> None:
     curves.fill(lambda done, total: told.append((done, total)))
 
     assert told == [(len(cells) - 1, len(cells)), (len(cells), len(cells))]
+
+
+@pytest.mark.slow
+def test_a_gate_skips_slices_on_which_the_newest_model_is_still_good_enough(tmp_path: Path, sqlite_uri: str) -> None:
+    contenders = {"drift-reset": {"policy": "thompson"}, "gated": {"policy": "thompson", "gate": True}}
+    path = write_experiment(tmp_path, contenders=contenders, slices={"days": 5, "most": 3})
+
+    experiment = run_all(path, sqlite_uri)
+    outcomes = experiment.outcomes()
+    report = stages.report(experiment, stages.examine(experiment, None), tmp_path / "out")
+
+    assert set(outcomes["drift-reset"]) == {1, 2, 3}  # off by default
+    skipped = {1, 2, 3} - set(outcomes["gated"])
+    assert skipped
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    job = client.get_experiment_by_name("small.gated")
+    assert job is not None
+    runs = client.search_runs([job.experiment_id], "tags.`zf.kind` = 'gate'")
+    assert {int(r.data.tags["zf.recurrence"]) for r in runs if r.data.tags["zf.gate"] == "skip"} == skipped
+    assert all("zf.balanced_accuracy" in r.data.metrics for r in runs)
+    assert "zf.regret/drift-reset" in report.values
+    assert "zf.regret/gated" not in report.values
+    again = opened(path, sqlite_uri)
+    assert [contender.done for contender in again.contenders] == [3, 3]
+
+
+def test_a_gate_on_a_real_gpu_is_refused(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path, contenders={"gated": {"policy": "thompson", "gate": True}})
+    path.write_text(path.read_text().replace("simulated-v100", "auto"))
+
+    with pytest.raises(ConfigError, match=r"experiment\.yaml:\d+: contenders\.gated\.gate needs a simulated GPU"):
+        load_experiment(path)

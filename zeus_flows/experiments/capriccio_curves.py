@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -87,7 +88,7 @@ class CellTrainer:
         """Return a training run that has not begun."""
         seed = int.from_bytes(hashlib.sha256(f"{cell.rows} {cell.seed}".encode()).digest()[:4], "big")
         return Learner(
-            self._data(cell.rows),
+            self.data(cell.rows),
             self.experiment.model,
             batch_size=cell.batch_size,
             learning_rate=self.job.learning_rate.at(cell.batch_size, self.job.default_batch_size),
@@ -97,19 +98,24 @@ class CellTrainer:
     def curve(self, cell: Cell) -> Curve:
         """Train a cell until the target, or for the job's max_epochs, on one thread."""
         target, scores = self.job.target, []
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with _one_thread():
             for now in self.learner(cell).epochs():
                 scores.append(now)
                 value = getattr(now, target.metric)
                 if target.reached(value) or math.isnan(value) or len(scores) >= self.job.max_epochs:
                     break
-        finally:
-            torch.set_num_threads(threads)
         return tuple(scores)
 
-    def _data(self, key: str) -> Prepared:
+    def trained(self, cell: Cell, epochs: int) -> Learner:
+        """Return a training run after so many epochs."""
+        learner = self.learner(cell)
+        with _one_thread():
+            for _ in zip(range(epochs), learner.epochs(), strict=False):
+                pass
+        return learner
+
+    def data(self, key: str) -> Prepared:
+        """Return a slice's rows as tensors; the last few are kept."""
         if key not in self._prepared:
             if len(self._prepared) > 1:
                 self._prepared.pop(next(iter(self._prepared)))
@@ -241,6 +247,17 @@ class _Counted:
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._steps))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: models this small only lose by being shared out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _read(path: Path) -> Iterator[tuple[Cell, Curve]]:

@@ -110,11 +110,19 @@ class SlicesSection(_Section):
 
 
 class Contender(BaseModel):
-    """A policy that runs beside others on the same slices and seeds; any other key is one of a job file."""
+    """A policy that runs beside others on the same slices and seeds; any other key is one of a job file.
+
+    `gate` skips a slice on which the newest model still meets the target (see `capriccio_gate`).
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     policy: str
+    gate: bool = False
+
+    def job_keys(self) -> dict[str, Any]:
+        """Return what it changes in the job."""
+        return self.model_dump(exclude={"gate"})
 
 
 class ScienceSection(_Section):
@@ -177,7 +185,7 @@ class ExperimentFile(_Section):
         theirs = self.contenders[contender]
         fields = (
             self.job
-            | theirs.model_dump()
+            | theirs.job_keys()
             | {
                 "name": f"{self.name}.{contender}",
                 "version": version,
@@ -246,7 +254,7 @@ def parse_experiment(text: str, *, source: str = "experiment file") -> Experimen
 def _check_jobs(experiment: ExperimentFile, node: yaml.Node, source: str) -> None:
     """Raise where `job` or a contender is no valid part of a job file."""
     parts: dict[tuple[str, ...], dict[str, Any]] = {("job",): experiment.job}
-    parts |= {("contenders", name): theirs.model_dump() for name, theirs in experiment.contenders.items()}
+    parts |= {("contenders", name): theirs.job_keys() for name, theirs in experiment.contenders.items()}
     for where, part in parts.items():
         for key in NOT_THEIRS:
             if key in part:
@@ -257,8 +265,11 @@ def _check_jobs(experiment: ExperimentFile, node: yaml.Node, source: str) -> Non
         except ConfigError as error:
             what = str(error).splitlines()[0].partition(": ")[2]
             field = re.split(r"[ :.]", what, maxsplit=1)[0]
-            at = ("contenders", name, field) if field in theirs.model_dump() else ("job", field)
+            at = ("contenders", name, field) if field in theirs.job_keys() else ("job", field)
             raise ConfigError(f"{source}:{_line(node, at)}: {'.'.join(at[:-1])}.{what}") from None
+        if theirs.gate and not experiment.simulated:
+            line = _line(node, ("contenders", name, "gate"))
+            raise ConfigError(f"{source}:{line}: contenders.{name}.gate needs a simulated GPU: models are made again")
         if job.target.metric not in Scores._fields:
             line = _line(node, ("job", "target", "metric"))
             raise ConfigError(f"{source}:{line}: job.target.metric must be one of {', '.join(Scores._fields)}")

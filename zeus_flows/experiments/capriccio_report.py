@@ -117,7 +117,8 @@ def _summary(
             "Simulated energy: the training is real, joules and seconds come from a model of the GPU "
             f"({experiment.contenders[0].trainer.gpu.key}). They compare policies; they are not measurements."
         )
-    reference = REFERENCE if REFERENCE in file.contenders else next(iter(file.contenders))
+    replayed = list(science.real.replays) if science is not None else list(file.contenders)
+    reference = REFERENCE if REFERENCE in replayed else replayed[0]
     base = sum(o.cost_j for o in outcomes["default"].values()) if "default" in outcomes else None
     rows, regrets = [], []
     for contender in experiment.contenders:
@@ -132,15 +133,16 @@ def _summary(
                 joules(cost),
                 "" if not base or name == "default" else f"{100 * (cost / base - 1):+.1f} %",
                 str(sum(not o.converged for o in mine.values())),
+                str(len(experiment.slices) - len(mine)),
             ]
         )
-        if science is not None:
+        if science is not None and name in science.real.replays:
             regret = recorded_regret((mine[s.number].cost_j for s in experiment.slices), science.real.oracle).sum()
             values[f"zf.regret/{name}"] = float(regret)
             values[f"zf.regret_expected/{name}"] = science.real.regret(name).mean
             apart = "" if name == reference else str(science.real.difference(name, reference))
             regrets.append([name, f"{regret:.2f}", str(science.real.regret(name)), apart])
-    page.table(["policy", "energy", "time", "cost", "against default", "targets missed"], rows)
+    page.table(["policy", "energy", "time", "cost", "against default", "targets missed", "slices skipped"], rows)
     if regrets:
         page.table(["policy", "regret of this run", "mean regret of replays", f"more than {reference}"], regrets)
     if science is not None:
@@ -177,6 +179,7 @@ def _science(
         "Lines are means over the replays, bands the middle 90 % of them.",
     )
     learners = [c.name for c in experiment.contenders if c.job.policy not in ("default", "power")]
+    learners = [name for name in learners if name in science.real.replays]
     shown = [n for n in ("window-10", "drift-reset") if n in learners] or learners[:2]
     paths = {name: [outcomes[name][s.number].batch_size for s in slices] for name in shown}
     page.heading("The best batch size of each slice")

@@ -18,6 +18,7 @@ from zeus_flows.errors import StoreError
 from zeus_flows.experiments.capriccio import Slice
 from zeus_flows.experiments.capriccio_curves import Curves, open_curves
 from zeus_flows.experiments.capriccio_file import ExperimentFile
+from zeus_flows.experiments.capriccio_gate import evaluate, log_evaluation
 from zeus_flows.experiments.capriccio_results import Outcome, outcomes
 from zeus_flows.experiments.capriccio_tracking import Tracking
 from zeus_flows.job import JobFile
@@ -115,9 +116,13 @@ class ContenderRun:
         self.done = last - self._under_way
         self._observations = list(self._ledger.observations()) if last else []
 
-    def run(self, number: int, context: Mapping[str, str]) -> None:
-        """Run the recurrence of a slice, or what an earlier process left of it."""
+    def run(self, part: Slice, context: Mapping[str, str], gate: Curves | None = None) -> None:
+        """Run the recurrence of a slice, or what an earlier process left of it; or skip it, where the gate says so."""
+        number = part.number
         if number <= self.done:
+            return
+        if gate is not None and self._skips(part, gate):
+            self.done, self._under_way = number, False
             return
         written = tuple(o for o in self.observations() if o.recurrence == number)
         steps = SliceSteps(self.job, self._ledger, self.trainer, number=number, written=written, context=context)
@@ -130,6 +135,17 @@ class ContenderRun:
     def observations(self) -> tuple[Observation, ...]:
         """Return every observation, in order."""
         return tuple(sorted(self._observations, key=lambda o: o.order))
+
+    def _skips(self, part: Slice, curves: Curves) -> bool:
+        """Evaluate the newest model on a slice; where it passes, take the slice's number and close it."""
+        evaluation = evaluate(curves, self.job, self.observations(), part)
+        if evaluation is None:
+            return False
+        log_evaluation(self._store, self._ledger.experiment_id, part, evaluation)
+        if evaluation.passes:
+            steps = SliceSteps(self.job, self._ledger, self.trainer, number=part.number, written=(), context={})
+            self._ledger.close(steps.begin(), "skipped")
+        return evaluation.passes
 
     def _tidy(self, number: int) -> None:
         """End the runs of a recurrence that a killed process left open: observed ones, and ones that lead nowhere."""
@@ -167,7 +183,8 @@ class Experiment:
         """Run every contender's recurrence of a slice, and write the slice's run; what is written stays."""
         results = {}
         for contender in self.contenders:
-            contender.run(part.number, {"zf.slice_day": part.day.isoformat(), **(context or {})})
+            gate = self.curves if self.file.contenders[contender.name].gate else None
+            contender.run(part, {"zf.slice_day": part.day.isoformat(), **(context or {})}, gate)
             mine = tuple(o for o in contender.observations() if o.recurrence == part.number)
             if mine:
                 results[contender.name] = outcomes(contender.job, mine, self.curves)[part.number]

@@ -31,14 +31,18 @@ def examine(
     if not (file.simulated and file.science.replays):
         return None
     replays = file.science.replays
-    jobs = {contender.name: contender.job_file for contender in experiment.contenders}
+    gated = {name for name, theirs in file.contenders.items() if theirs.gate}  # replays retrain on every slice
+    jobs = {c.name: c.job_file for c in experiment.contenders if c.name not in gated}
+    if not jobs:
+        return None
     say(f"replaying the experiment {replays} times")
     real = measure(experiment.curves, jobs, replays=replays)
     if placebo is None:
         return Science(real)
     say(f"replaying the placebo {replays} times")
     shuffled = measure(placebo, jobs, replays=replays)
-    resets = [c for c in experiment.contenders if c.job.policy in LOOKS_FOR_DRIFT and c.job.drift is Drift.RESET]
+    alert = [c for c in experiment.contenders if c.job.policy in LOOKS_FOR_DRIFT and c.job.drift is Drift.RESET]
+    resets = [c for c in alert if c.name in jobs]
     if not resets:
         return Science(real, shuffled)
     say("planting changes for the detector to notice")
