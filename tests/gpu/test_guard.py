@@ -243,3 +243,20 @@ def test_the_state_is_not_open_to_be_changed_by_everybody(emulate: Callable[...,
     mode = (journal_folder(tmp_path) / f"{devices[0].uuid}.json").stat().st_mode
     assert not mode & stat.S_IWOTH
     guard.release()
+
+
+def test_a_limit_that_could_not_be_put_back_is_still_the_previous_one_after_the_next_change(
+    emulate: Callable[..., Emulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = emulate()
+    guard, devices = guarded(tmp_path)
+    devices[0].set_power_limit_w(237.0)
+    guard.set_power_limit_w(200.0)
+    monkeypatch.setattr("zeus_flows.gpu.guard._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setenv("NVMLEMU_FAIL", f"{SET}:{pynvml.NVML_ERROR_UNKNOWN}:0")
+    guard.restore()
+    assert emulator.limit_w() == 200.0
+    monkeypatch.delenv("NVMLEMU_FAIL")
+    guard.set_power_limit_w(150.0)
+    guard.release()
+    assert emulator.limit_w() == 237.0

@@ -60,6 +60,7 @@ class PowerGuard:
         self._journal = Journal(folder) if folder else None
         self._locks: list[GpuLock] = []
         self._previous_w: tuple[float, ...] | None = None
+        self._journaled = False
         self._clocks_locked = False
         self._owner = os.getpid()
         self._section = threading.Lock()
@@ -155,24 +156,31 @@ class PowerGuard:
         """Write down, once, how the GPUs are before they are changed."""
         if self._dying:
             raise PowerPermissionError("the process is ending; power limits were put back")
-        if self._previous_w is not None and (self._clocks_locked or not clocks):
+        if self._previous_w is not None and self._journaled and (self._clocks_locked or not clocks):
             return
         previous_w = self._previous_w or tuple(device.power_limit_w() for device in self._devices)
         if self._journal is not None:
             for device, watts in zip(self._devices, previous_w, strict=True):
-                self._journal.write(Entry(device.uuid, watts, clocks_locked=clocks, pid=self._owner))
+                locked = clocks or self._clocks_locked
+                self._journal.write(Entry(device.uuid, watts, clocks_locked=locked, pid=self._owner))
         if self._previous_w is None and self._journal is not None:
             atexit.register(self.release)
             self._handle_signals()
-        self._previous_w, self._clocks_locked = previous_w, clocks
+        self._previous_w, self._clocks_locked, self._journaled = previous_w, clocks or self._clocks_locked, True
 
     def _restore(self) -> None:
         if self._previous_w is None or os.getpid() != self._owner:
             return
-        for device, watts in zip(self._devices, self._previous_w, strict=True):
-            if _undo(device, watts, clocks=self._clocks_locked) and self._journal is not None:
-                with suppress(OSError):
-                    self._journal.remove(device.uuid)
+        pairs = zip(self._devices, self._previous_w, strict=True)
+        undone = [_undo(device, watts, clocks=self._clocks_locked) for device, watts in pairs]
+        if self._journal is not None:
+            for device, done in zip(self._devices, undone, strict=True):
+                if done:
+                    with suppress(OSError):
+                        self._journal.remove(device.uuid)
+        self._journaled = False
+        if not all(undone):
+            return  # the previous limits stay known: else a later change would take the changed ones for them
         self._previous_w, self._clocks_locked = None, False
         if self._journal is not None:
             atexit.unregister(self.release)
