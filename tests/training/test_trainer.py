@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from zeus_flows.errors import ConfigError, NoDevice
 from zeus_flows.job import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session
-from zeus_flows.training.trainer import AttemptFailed, LocalTrainer, _is_out_of_memory, load_function
+from zeus_flows.training.trainer import AttemptFailed, LocalTrainer, _is_out_of_memory, code_revision, load_function
 
 FIELDS = {
     "name": "nightly",
@@ -125,3 +126,18 @@ def test_out_of_memory_is_known_by_any_name(text: str) -> None:
         wrapped()
     assert _is_out_of_memory(caught.value)
     assert not _is_out_of_memory(RuntimeError("shapes do not match"))
+
+
+def test_the_code_revision_is_the_commit_of_the_functions_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "revised_training.py").write_text("def train(session):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    function = load_function("revised_training:train")
+    assert code_revision(function) == ""
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "revised_training.py"), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *words], check=True, cwd=tmp_path)
+    first = code_revision(function)
+    assert len(first) == 40
+    (tmp_path / "revised_training.py").write_text("def train(session):\n    return None\n")
+    assert code_revision(function) == f"{first}-dirty"

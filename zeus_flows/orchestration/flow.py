@@ -64,6 +64,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
         "zf.prefect.flow_run_id": flow_run_id,
         "zf.prefect.flow_run_name": str(runtime.flow_run.name),
         "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
+        "zf.code_revision": trainer.code_revision,
     }
     with closing(
         open_durable(

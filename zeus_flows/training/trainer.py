@@ -9,6 +9,7 @@ import importlib.metadata
 import inspect
 import math
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -66,6 +67,7 @@ class LocalTrainer:
     def __init__(self, job_file: JobFile, settings: Settings) -> None:
         self._job_file, self._settings = job_file, settings
         self._function = load_function(job_file.train.function)
+        self.code_revision = code_revision(self._function)
         self._checkpoints: dict[tuple[int, int], Checkpoints] = {}
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
@@ -210,6 +212,20 @@ def _made_with(gpus: Gpus) -> str:
     except pynvml.NVMLError:
         driver = "unknown"
     return f"torch {torch}, driver {driver}"
+
+
+def code_revision(function: TrainFunction) -> str:
+    """Return the git commit that a train function's file is at, with `-dirty` where files differ; else nothing.
+
+    It is recorded with every attempt, so that two runs whose code differs can be told apart.
+    """
+    try:
+        folder = Path(inspect.getsourcefile(function) or "").resolve().parent
+        words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        found = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+    except (OSError, TypeError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
