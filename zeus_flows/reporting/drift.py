@@ -28,13 +28,16 @@ _OPENED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """A drift window as MLflow has it: its run, what opened it, and the recurrences of its series."""
+    """A drift window as MLflow has it: its run, what opened and ended it, and the recurrences of its series."""
 
     number: int
     run_id: str
     opened_by: str
     recurrences: tuple[int, ...]
     is_open: bool
+    ended_by: str = ""
+    evidence: str = ""
+    best_batch_size: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +82,17 @@ def show_drift(console: Console, history: DriftHistory) -> None:
     if not history.runs:
         console.print(f"{name} has no recurrences yet.")
         return
-    table = Table("window", "recurrences", "opened by", "run in MLflow", title=f"Drift windows of {name}")
+    table = Table(
+        "window", "recurrences", "opened by", "best at its end", "run in MLflow", title=f"Drift windows of {name}"
+    )
     for run in history.runs:
         state = " (open)" if run.is_open else ""
         table.add_row(
-            f"{run.number}{state}", _span(run.recurrences), _OPENED_BY.get(run.opened_by, run.opened_by), run.run_id
+            f"{run.number}{state}",
+            _span(run.recurrences),
+            _OPENED_BY.get(run.opened_by, run.opened_by),
+            run.best_batch_size,
+            run.run_id,
         )
     console.print(table)
     if not history.windows:
@@ -140,6 +149,9 @@ def _window_run(client: MlflowClient, run: Any) -> WindowRun:
         opened_by=str(run.data.params["zf.opened_by"]),
         recurrences=tuple(sorted({int(point.step) for point in series})),
         is_open="zf.next_window" not in run.data.params,
+        ended_by=str(run.data.tags.get("zf.ended_by", "")),
+        evidence=str(run.data.tags.get("zf.evidence", "")),
+        best_batch_size=str(run.data.tags.get("zf.best_batch_size", "")),
     )
 
 

@@ -132,8 +132,8 @@ def arms_figure(
     masked = np.ma.masked_invalid(over)
     from matplotlib.colors import LinearSegmentedColormap
 
-    ramp = LinearSegmentedColormap.from_list("dearer", ["#ffffff", "#86b6ef", "#256abf", "#0d366b"])
-    ramp = ramp.with_extremes(bad="#d9d8d4")
+    steps = LinearSegmentedColormap.from_list("dearer", ["#ffffff", "#86b6ef", "#256abf", "#0d366b"])
+    ramp = steps.with_extremes(bad="#d9d8d4")
     n = costs.shape[0]
     extent = (0.5, n + 0.5, -0.5, len(batch_sizes) - 0.5)
     shown = axis.imshow(masked, origin="lower", aspect="auto", cmap=ramp, vmin=0, vmax=max(most, 1.0), extent=extent)
