@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  imported before children are forked, not in each of them
-import psycopg2  # noqa: F401
+import psycopg2  # type: ignore[import-untyped]  # noqa: F401
 
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
@@ -110,8 +110,7 @@ def die_at(point: str, uri: str, folder: Path, scenario: str) -> None:
 
     answered = Store._call
     Store._call = call  # type: ignore[assignment, method-assign]
-    durable.HEARTBEAT_S = 0.0  # type: ignore[misc]
-    durable._RETRY_S = 0.05  # type: ignore[misc]
+    vars(durable).update(HEARTBEAT_S=0.0, _RETRY_S=0.05)
     points.listen(hook)
     job = replace(JOB, fingerprint="f1") if scenario == "changed" else JOB
     trainer = BriefTrainer(Outcome.EXHAUSTED, energy_j=7000.0)

@@ -466,10 +466,11 @@ class MlflowLedger:
     def _open_comparable(self, current: _Window) -> tuple[_Window, bool]:
         """Open a window for what is no longer comparable; one that was about the same before is taken up again."""
         first = max(self.last_recurrence(), 1)
+        counts_from = max(current.counts_from, snapshot.covers(current.tags) + 1)  # others may be under way since then
         about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
         earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
-        if earlier is None:
-            return self._open_after(current, "fingerprint", first=first, counts_from=first)
+        if earlier is None or "zf.counts_from" not in earlier.data.params:
+            return self._open_after(current, "fingerprint", first=first, counts_from=counts_from)
         known = _read_window(earlier)
         kept = _snapshot_of(known)
         return self._open_after(current, "fingerprint", first=first, counts_from=known.counts_from, kept=kept)
@@ -479,8 +480,8 @@ class MlflowLedger:
         window = self.window()
         known = snapshot.load(self._job, window.tags)
         upto = known.upto if known else window.counts_from - 1
-        if upto >= recurrence:
-            return  # a late report: what it would have ended has ended
+        if upto >= recurrence or recurrence < window.first:
+            return  # a late report, or one that is delivered again: what it would have ended has ended
         page = self._read_pages(upto)
         self._read_attempts(run_id for (r, _), run_id in page.attempts.items() if upto < r < recurrence)
         before = known.state if known else policy.initial(self._job)

@@ -51,5 +51,17 @@ def load(job: Job, tags: Mapping[str, str]) -> Snapshot | None:
         return None
 
 
+def covers(tags: Mapping[str, str]) -> int:
+    """Return the last recurrence that a snapshot covers, whatever settings it is for; 0 where there is none.
+
+    >>> covers({HEAD: '{"upto": 16}'}), covers({})
+    (16, 0)
+    """
+    try:
+        return int(json.loads(tags[HEAD])["upto"])
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
 def _digest(body: str) -> str:
     return hashlib.sha256(body.encode()).hexdigest()

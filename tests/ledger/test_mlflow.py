@@ -1,0 +1,271 @@
+"""The ledger in MLflow runs: errors, drift windows, order, and a cost that does not grow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from tests.builders import JOB, decision, observation
+from zeus_flows.core import policy
+from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.errors import AlreadyDecided, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.ledger import pages, snapshot, store
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.store import Store
+
+Open = Callable[..., MlflowLedger]
+
+
+@pytest.fixture
+def open_ledger(sqlite_uri: str) -> Open:
+    def opened(job: Job = JOB, energy_source: EnergySource = EnergySource.SIMULATED) -> MlflowLedger:
+        return open_direct(job, tracking_uri=sqlite_uri, energy_source=energy_source)
+
+    return opened
+
+
+def record(ledger: MlflowLedger, job: Job = JOB) -> int:
+    number = ledger.begin()
+    observed = observation(number, fingerprint=job.fingerprint, energy_j=5000.0 + number % 7)
+    ledger.observed(ledger.decided(decision(number), {}), observed)
+    ledger.ended(number, [observed])
+    return number
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("INVALID_PARAMETER_VALUE", StoreError),
+        ("RESOURCE_DOES_NOT_EXIST", UnknownAttempt),
+        ("PERMISSION_DENIED", StoreDenied),
+        ("INTERNAL_ERROR", StoreUnavailable),
+        ("TEMPORARILY_UNAVAILABLE", StoreUnavailable),
+    ],
+)
+def test_mlflow_s_errors_say_whether_to_try_again(code: str, kind: type[StoreError]) -> None:
+    assert type(store._named(MlflowException("no", error_code=_number(code)))) is kind
+
+
+def _number(code: str) -> int:
+    from mlflow.protos.databricks_pb2 import ErrorCode
+
+    return int(ErrorCode.Value(code))
+
+
+def test_a_call_that_hangs_is_given_up_in_time(sqlite_uri: str) -> None:
+    hanging = Store(sqlite_uri)
+    began = time.monotonic()
+    with hanging.within(0.3), pytest.raises(StoreUnavailable, match="too long"):
+        hanging._call(lambda: time.sleep(5))
+    assert time.monotonic() - began < 2
+
+
+def test_a_database_that_is_away_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 6)  # six seconds of retries instead of a hundred
+    away = Store("postgresql://me:planted@127.0.0.1:1/mlflow", patience_s=10.0)
+    began = time.monotonic()
+    with away.within(1.0), pytest.raises(StoreUnavailable) as error:
+        away.experiment("nightly")
+    assert time.monotonic() - began < 4
+    assert "planted" not in str(error.value)
+    for thread in threading.enumerate():  # MLflow opens one store at a time: the next test would wait for this one
+        if thread.name == "zeus-flows-mlflow":
+            thread.join()
+
+
+def test_the_default_store_of_two_folders_is_not_one_place(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    here = store.location("sqlite:///mlflow.db")
+    monkeypatch.chdir(str(tmp_path))
+    assert store.location("sqlite:///mlflow.db") != here
+
+
+def test_another_decision_for_an_attempt_is_refused_by_name(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    number = ledger.begin()
+    attempt = ledger.decided(decision(number), {})
+    assert open_ledger().decided(decision(number), {}) == attempt
+    with pytest.raises(AlreadyDecided):
+        open_ledger().decided(decision(number, batch_size=32), {})
+
+
+def test_a_number_is_found_again_by_its_token_on_whatever_page(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    number = ledger.begin("token.1")
+    ledger._store.set_once(ledger._page(0), pages.claim(pages.SIZE), "full")
+    assert ledger.begin("token.12") == pages.SIZE + 1
+    assert ledger.begin("token.1", asked_before=True) == number
+    assert ledger.begin("token.2", asked_before=True) == pages.SIZE + 2
+
+
+def test_a_lost_answer_while_the_root_is_made_does_not_cost_the_root(
+    open_ledger: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = open_ledger()
+    create = MlflowClient.create_experiment
+
+    def lose_the_answer(self: MlflowClient, name: str, **rest: object) -> str:
+        made = create(self, name, **rest)  # type: ignore[arg-type]
+        if name.endswith(".ledger"):
+            raise MlflowException("the answer was lost")
+        return made
+
+    monkeypatch.setattr(MlflowClient, "create_experiment", lose_the_answer)
+    assert record(ledger) == 1
+    assert open_ledger().observations() == ledger.observations()
+    assert len(open_ledger().observations()) == 1
+
+
+def test_a_run_that_was_deleted_for_good_stops_nobody(open_ledger: Open, sqlite_uri: str) -> None:
+    ledger = open_ledger()
+    ledger._store.set_once(ledger._page(0), pages.attempt(ledger.begin(), 1), "f" * 32)
+    ledger._store.set_once(ledger._page(0), pages.attempt(1, 2), "'; drop table runs")
+    ledger.close(1)
+    record(ledger)
+    assert [o.recurrence for o in open_ledger().observations()] == [2]
+    assert open_ledger().verify() == (True, 1)
+
+
+# -- windows ---------------------------------------------------------------------------------------------------------
+
+
+def test_reading_opens_no_drift_window(open_ledger: Open) -> None:
+    record(open_ledger())
+    other = open_ledger(replace(JOB, fingerprint="f1"))
+    assert other.observations() == ()
+    assert other.verify() == (True, 0)
+    assert other.open_attempts() == ()
+    assert open_ledger()._look().number == 1
+
+
+def test_a_reset_is_seen_by_a_ledger_that_is_open(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    record(ledger)
+    assert ledger.history().state.observations == 1
+    assert open_ledger().reset() == 2
+    assert ledger.history().state.observations == 0
+    record(ledger)
+    assert [o.recurrence for o in ledger.observations()] == [2]
+    assert ledger.verify() == (True, 1)
+
+
+def test_two_that_open_windows_at_once_each_get_their_own(open_ledger: Open) -> None:
+    record(open_ledger())
+    first, second = (open_ledger(replace(JOB, fingerprint=f)) for f in ("f1", "f2"))
+    first._look()
+    second._look()  # both have seen the first window as the newest
+    assert first.window().tags["zf.fingerprint"] == "f1"
+    assert second.window().tags["zf.fingerprint"] == "f2"
+    numbers = [open_ledger()._look().number, first.window().number, second.window().number]
+    assert numbers == [3, 2, 3]
+
+
+def test_a_new_fingerprint_s_first_recurrences_count_whoever_opens_the_window(open_ledger: Open) -> None:
+    job = replace(JOB, fingerprint="f1")
+    for _ in range(3):
+        record(open_ledger())
+    slow, quick = open_ledger(job), open_ledger(job)
+    number = slow.begin()
+    record(quick, job)
+    slow.observed(slow.decided(decision(number), {}), observation(number, fingerprint="f1"))
+    assert [o.recurrence for o in open_ledger(job).observations()] == [number, number + 1]
+    assert open_ledger(job).history().state.observations == 2
+
+
+# -- order and cost --------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_the_fold_of_everything_whatever_order_reports_came_in(open_ledger: Open) -> None:
+    ledgers = [open_ledger() for _ in range(3)]
+    expected = []
+    for round_ in range(8):
+        begun = [(ledger, ledger.begin()) for ledger in ledgers]
+        for turn, (ledger, number) in enumerate(reversed(begun) if round_ % 2 else begun):
+            for attempt in (1, 2) if turn == 1 else (1,):
+                expected.append(observation(number, attempt, energy_j=4000.0 + number + attempt))
+                ledger.observed(ledger.decided(decision(number, attempt), {}), expected[-1])
+            ledger.ended(number, expected[-1:])
+        ledgers[round_ % 3].history()
+    fresh = open_ledger()
+    assert "zf.snapshot" in fresh._look().tags
+    assert fresh.history().state == policy.fold(JOB, expected)
+    assert fresh.verify() == (True, len(expected))
+
+
+def test_an_attempt_that_is_open_stays_out_of_the_snapshot(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    open_one = ledger.begin()
+    attempt = ledger.decided(decision(open_one), {})
+    ledger.ended(open_one, ())  # its process broke off and was never heard of again
+    for _ in range(2 * snapshot.EVERY):
+        record(ledger)
+    ledger.history()
+    ledger.observed(attempt, observation(open_one))
+    assert open_ledger().verify() == (True, 2 * snapshot.EVERY + 1)
+
+
+def test_runs_start_in_order_although_the_clock_goes_back(
+    open_ledger: Open, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(open_ledger())
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86_400)
+    for _ in range(2):
+        record(open_ledger())
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    runs = client.search_runs([open_ledger().experiment_id], "tags.`zf.kind` = 'attempt'")
+    started = {int(run.data.tags["zf.recurrence"]): run.info.start_time for run in runs}
+    assert started[1] < started[2] < started[3]
+
+
+def test_a_decision_makes_no_more_calls_after_three_hundred_recurrences_than_after_thirty(
+    open_ledger: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calls_of_a_decision() -> int:
+        counted: Counter[str] = Counter()
+        call = Store._call
+
+        def counting(self: Store, function: Callable[[], object]) -> object:
+            counted["calls"] += 1
+            return call(self, function)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "_call", counting)
+            ledger = open_ledger()
+            number = ledger.begin()
+            ledger.history()
+            attempt = ledger.decided(decision(number), {})
+        observed = observation(number)
+        ledger.observed(attempt, observed)
+        ledger.ended(number, [observed])
+        return counted["calls"]
+
+    def write_upto(recurrence: int) -> None:
+        """Record recurrences the cheap way: each as what the first one brought."""
+        ledger = open_ledger()
+        like = ledger._read_pages(0).attempts[1, 1]
+        written: dict[int, dict[str, str]] = {}
+        for n in range(ledger.last_recurrence() + 1, recurrence + 1):
+            names = {pages.claim(n): "x", pages.attempt(n, 1): like, pages.end(n): "ended"}
+            written.setdefault(pages.number_of(n), {}).update(names)
+        for number, params in written.items():
+            items = list(params.items())
+            for start in range(0, len(items), 90):
+                ledger._store.log(ledger._page(number), params=dict(items[start : start + 90]))
+        ledger.history()
+
+    record(open_ledger())
+    write_upto(29)
+    early = calls_of_a_decision()
+    write_upto(299)
+    assert calls_of_a_decision() <= early <= 14
