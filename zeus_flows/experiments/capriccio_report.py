@@ -199,8 +199,8 @@ def _science(
         + (
             ""
             if science.placebo is None
-            else f" With time shuffled the same figure is {100 * science.placebo.oracle.worth_of_adapting:.1f} %: that "
-            "much is no drift."
+            else f" With time shuffled the same figure is {100 * science.placebo.oracle.worth_of_adapting:.1f} %: so "
+            "much comes without any drift."
         )
     )
     values["zf.worth_of_adapting"] = oracle.worth_of_adapting
