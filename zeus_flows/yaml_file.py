@@ -24,9 +24,9 @@ class Document(Generic[M]):
     source: str
     node: yaml.Node
 
-    def line(self, *loc: int | str) -> int:
-        """Return the line of a key, or of the deepest part of its path that the file has."""
-        return _line_of(self.node, loc)
+    def at(self, *loc: int | str) -> str:
+        """Return file and line of a key, or of the deepest part of its path that the file has."""
+        return f"{self.source}:{_line_of(self.node, loc)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Kind(Generic[M]):
             case "extra_forbidden":
                 known = _fields_beside(self.model, loc)
                 close = difflib.get_close_matches(loc[-1], known, n=1)
-                hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(sorted(known))}"
-                return f"{where} is not a key of a {self.name}; {hint}"
+                hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(known))}"
+                return f"{where} is not a key of this {self.name}; {hint}"
             case "string_pattern_mismatch" if where in self.examples:
                 return f"{where} must look like '{self.examples[where]}', not {problem['input']!r}"
             case _:

@@ -10,8 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio import Slice, Window, cut, sizes
@@ -26,6 +25,7 @@ from zeus_flows.experiments.capriccio_data import (
 )
 from zeus_flows.experiments.capriccio_models import ModelSection, Scores
 from zeus_flows.job import NAME_PATTERN, JobFile, parse_job
+from zeus_flows.yaml_file import Document, Kind
 
 TRAIN_FUNCTION = "zeus_flows.experiments.capriccio_curves:train"
 NOT_THEIRS = ("name", "train", "tracking_uri", "version")  # keys that neither `job` nor a contender may have
@@ -203,6 +203,14 @@ class ExperimentFile(_Section):
         return sizes(slices, validation=self.slices.validation, most_rows=self.slices.train_rows)
 
 
+_FILE = Kind(
+    ExperimentFile,
+    name="experiment file",
+    start="deployments/experiments has some to start from",
+    examples={"name": "my-experiment"},
+)
+
+
 def load_experiment(path: Path, *, data: Path | None = None) -> ExperimentFile:
     """Return the experiment that a file describes.
 
@@ -213,52 +221,30 @@ def load_experiment(path: Path, *, data: Path | None = None) -> ExperimentFile:
     Raises:
         ConfigError: the file cannot be read or is wrong; the text names the file, the line and what is wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; deployments/experiments has some to start from") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    experiment = parse_experiment(text, source=str(path))
-    stated = data or experiment.data.path
-    directory = experiment.model.directory
+    experiment = _checked(_FILE.load(path))
+    stated = data if data is not None else _beside(path, experiment.data.path)
     return experiment.model_copy(
         update={
-            "data": experiment.data.model_copy(update={"path": data if data is not None else _beside(path, stated)}),
-            "model": experiment.model.model_copy(update={"directory": _beside(path, directory)}),
+            "data": experiment.data.model_copy(update={"path": stated}),
+            "model": experiment.model.model_copy(update={"directory": _beside(path, experiment.model.directory)}),
         }
     )
 
 
 def parse_experiment(text: str, *, source: str = "experiment file") -> ExperimentFile:
     """Return the experiment that YAML text describes; `source` is what errors call it."""
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{source}:{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{source}:1: not valid YAML: {error}") from None
-    if node is None or not isinstance(data, dict):
-        raise ConfigError(f"{source}:1: an experiment file is a mapping such as `name: capriccio`")
-    try:
-        experiment = ExperimentFile.model_validate(data)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise ConfigError("\n".join(f"{source}:{_line(node, p['loc'])}: {_explain(p)}" for p in problems)) from None
-    _check_jobs(experiment, node, source)
-    return experiment
+    return _checked(_FILE.parse(text, source=source))
 
 
-def _check_jobs(experiment: ExperimentFile, node: yaml.Node, source: str) -> None:
-    """Raise where `job` or a contender is no valid part of a job file."""
+def _checked(read: Document[ExperimentFile]) -> ExperimentFile:
+    """Return the experiment, or raise where `job` or a contender is no valid part of a job file."""
+    experiment = read.model
     parts: dict[tuple[str, ...], dict[str, Any]] = {("job",): experiment.job}
     parts |= {("contenders", name): theirs.job_keys() for name, theirs in experiment.contenders.items()}
     for where, part in parts.items():
         for key in NOT_THEIRS:
             if key in part:
-                raise ConfigError(f"{source}:{_line(node, (*where, key))}: {key} is the experiment's own; leave it out")
+                raise ConfigError(f"{read.at(*where, key)}: {key} is the experiment's own; leave it out")
     for name, theirs in experiment.contenders.items():
         try:
             job = experiment.job_file(name)
@@ -266,36 +252,15 @@ def _check_jobs(experiment: ExperimentFile, node: yaml.Node, source: str) -> Non
             what = str(error).splitlines()[0].partition(": ")[2]
             field = re.split(r"[ :.]", what, maxsplit=1)[0]
             at = ("contenders", name, field) if field in theirs.job_keys() else ("job", field)
-            raise ConfigError(f"{source}:{_line(node, at)}: {'.'.join(at[:-1])}.{what}") from None
+            raise ConfigError(f"{read.at(*at)}: {'.'.join(at[:-1])}.{what}") from None
         if theirs.gate and not experiment.simulated:
-            line = _line(node, ("contenders", name, "gate"))
-            raise ConfigError(f"{source}:{line}: contenders.{name}.gate needs a simulated GPU: models are made again")
+            where_gate = read.at("contenders", name, "gate")
+            raise ConfigError(f"{where_gate}: contenders.{name}.gate needs a simulated GPU: models are made again")
         if job.target.metric not in Scores._fields:
-            line = _line(node, ("job", "target", "metric"))
-            raise ConfigError(f"{source}:{line}: job.target.metric must be one of {', '.join(Scores._fields)}")
+            where_metric = read.at("job", "target", "metric")
+            raise ConfigError(f"{where_metric}: job.target.metric must be one of {', '.join(Scores._fields)}")
+    return experiment
 
 
 def _beside(file: Path, path: Path | None) -> Path | None:
     return None if path is None else file.parent / path
-
-
-def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
-    """Return the line of the deepest part of `loc` that the file has."""
-    line = node.start_mark.line + 1
-    for part in loc:
-        if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if k.value == str(part)), None)
-            if found is not None:
-                line, node = found[0].start_mark.line + 1, found[1]
-    return line
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in problem["loc"] if part != "[key]") or "experiment"
-    match problem["type"]:
-        case "missing":
-            return f"{where} is missing"
-        case "extra_forbidden":
-            return f"{where} is not a key of an experiment file"
-        case _:
-            return f"{where}: {str(problem['msg']).removeprefix('Value error, ')}"
