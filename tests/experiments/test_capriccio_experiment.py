@@ -101,7 +101,7 @@ def test_an_experiment_file_that_is_wrong_names_the_line() -> None:
 def test_the_files_that_come_with_it_are_right(name: str) -> None:
     file = load_experiment(Path(__file__).parents[2] / "deployments" / "experiments" / f"{name}.yaml")
 
-    assert list(file.contenders) == ["window-10", "no-window", "drift-reset", "default", "power"]
+    assert list(file.contenders) == ["window-10", "no-window", "drift-reset", "no-reset", "default", "power"]
     assert file.job_file("window-10").core().window == 10
     assert file.job_file("no-window").core().window is None
 

@@ -307,6 +307,11 @@ def _limits(page: Page, experiment: Experiment, science: Science | None) -> None
             "Regret is exact for this model, target and simulated GPU. The intervals are about the luck of training "
             "and deciding on these slices, not about other data sets, models or GPUs."
         )
+        if len({c.job.policy for c in experiment.contenders}) > 1:
+            items.append(
+                "Contenders of different policies differ in more than how they meet drift: compare those of one policy "
+                "to see what a window or a reset adds."
+            )
         if science.real.oracle.worth_of_adapting < 0.05:
             items.append(
                 f"Following the drift is worth at most {100 * science.real.oracle.worth_of_adapting:.1f} % here: this "
