@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,7 @@ class Runs:
         return self.squares / self.count if self.count else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
+class Belief(NamedTuple):
     """What is believed of an arm's mean cost: a Gaussian."""
 
     mean: float
@@ -81,10 +81,11 @@ def observe(runs: Runs, *, variance: float, prior: tuple[float, float] | None = 
     >>> observe(Runs().add(1.0).add(3.0), variance=1.0)
     Belief(mean=2.0, variance=0.5)
     """
-    if runs.count and variance == 0.0:
-        return Belief(runs.mean, 0.0)
-    precision = runs.count / variance if runs.count else 0.0
-    weighted = precision * runs.mean
+    count, mean = runs.count, runs.mean
+    if count and variance == 0.0:
+        return Belief(mean, 0.0)
+    precision = count / variance if count else 0.0
+    weighted = precision * mean
     if prior is not None:
         precision += 1 / prior[1]
         weighted += prior[0] / prior[1]

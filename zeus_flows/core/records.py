@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeus_flows.core.early_stop import Cut, NoCut
 from zeus_flows.errors import ConfigError, MeasurementError
@@ -182,13 +182,9 @@ class Job:
     @property
     def objective_eta(self) -> float:
         """The eta that the bandit's cost uses: it follows the power-limit selector."""
-        match self.selector:
-            case Selector.COST:
-                return self.eta
-            case Selector.TIME:
-                return 0.0
-            case Selector.ENERGY | Selector.MAX_SLOWDOWN:
-                return 1.0
+        if self.selector is Selector.COST:
+            return self.eta
+        return 0.0 if self.selector is Selector.TIME else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +250,56 @@ class ArmBelief:
     noise: float | None = None
 
 
+Explanation = tuple[str, tuple[ArmBelief, ...]]  # a reason's text and arms
+
+
+class _Told:
+    """Room for what tells a reason's text and arms."""
+
+    __slots__ = ("_tell",)
+
+
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Why this batch size: a word for grouping, a sentence for a person, the numbers behind it."""
+class Reason(_Told):
+    """Why this batch size: a word for grouping, a sentence for a person, the numbers behind it.
+
+    >>> reason = Reason.later("exploit", lambda: ("64 is the best known", ()))
+    >>> reason == Reason("exploit", "64 is the best known")
+    True
+    """
 
     kind: str
     text: str
     arms: tuple[ArmBelief, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def later(cls, kind: str, tell: Callable[[], Explanation], numbers: Mapping[str, float] | None = None) -> Reason:
+        """Return a reason whose text and arms are made when first looked at: in a replay, nobody looks at most.
+
+        Args:
+            kind: As ever.
+            tell: Returns text and arms, the same whenever it is called.
+            numbers: As ever.
+        """
+        reason = object.__new__(cls)
+        _set(reason, "kind", kind)
+        _set(reason, "numbers", {} if numbers is None else numbers)
+        _set(reason, "_tell", tell)
+        return reason
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute to exist
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in ("text", "arms"):
+                raise AttributeError(name)
+            text, arms = self._tell()
+            _set(self, "text", text)
+            _set(self, "arms", arms)
+            return text if name == "text" else arms
+
+
+_set = object.__setattr__  # frozen records, while they are made
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from zeus_flows.core.early_stop import Cut, NoCut
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.records import Ask, Job, Reason
 
 LARGEST_LOG = 300.0
@@ -63,12 +63,12 @@ class View:
     may_explore: bool
     look_up_costs: Callable[[], tuple[dict[int, float], dict[int, float]]]
 
-    @cached_property
+    @lazy
     def rng(self) -> np.random.Generator:
         """All the randomness there is."""
         return np.random.default_rng(self.ask.seed)
 
-    @cached_property
+    @lazy
     def costs(self) -> tuple[dict[int, float], dict[int, float]]:
         """EpochCost of arms measured on this GPU, and estimates for others from what another GPU measured."""
         return self.look_up_costs()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
 from zeus_flows.core.belief import EpochsBelief, epoch_costs
-from zeus_flows.core.early_stop import Cut, Floats, Integers, NoCut, PlannedCut, plan_many
+from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log, joules, times
-from zeus_flows.core.records import ArmBelief, Job, Reason
+from zeus_flows.core.records import ArmBelief, Explanation, Job, Reason
 
 HORIZON = 10.0  # recurrences over which a better arm would pay, at least ...
 HORIZON_GROWTH = 0.3  # ... and the share of the recurrences so far that is added to it
@@ -49,64 +51,63 @@ class Outlook:
     belief: EpochsBelief
     view: View
 
-    @cached_property
+    @lazy
     def costs(self) -> tuple[Floats, Floats]:
         """Mean and covariance of log EpochCost."""
         return epoch_costs(
             self.job.batch_sizes, self.job.default_batch_size, self.view.epoch_costs, self.view.translated
         )
 
-    @cached_property
+    @lazy
     def mu(self) -> Floats:
         """Logarithm of the expected cost of a run, known of every arm or guessed from its neighbours."""
         epochs = self.belief.posterior
         return epochs.mean + self.costs[0] + 0.5 * epochs.noise
 
-    @cached_property
+    @lazy
     def covariance(self) -> Floats:
         """Covariance of the log costs."""
         return self.belief.posterior.covariance + self.costs[1]
 
-    @cached_property
+    @lazy
     def deviation(self) -> Floats:
         """Standard deviation of each log cost."""
         return np.sqrt(np.maximum(self.covariance.diagonal(), 0.0))
 
-    @cached_property
+    @lazy
     def root(self) -> Floats:
         """A square root of the covariance, for draws."""
         try:
-            root: Floats = np.linalg.cholesky(self.covariance + 1e-9 * np.eye(len(self.mu))).astype(float, copy=False)
+            raised = self.covariance.copy()
+            raised.flat[:: len(raised) + 1] += 1e-9
+            root: Floats = np.linalg.cholesky(raised).astype(float, copy=False)
         except np.linalg.LinAlgError:  # rounding made it indefinite: leave out what is below zero
             values, vectors = np.linalg.eigh(self.covariance)
             root = vectors * np.sqrt(np.maximum(values, 0.0))
         return root
 
-    @cached_property
-    def feasible(self) -> np.typing.NDArray[np.bool_]:
+    @lazy
+    def feasible(self) -> list[bool]:
         """Which arms may run on this GPU."""
-        allowed = set(self.view.arms)
-        return np.array([b in allowed for b in self.job.batch_sizes])
+        return [b in self.view.arms for b in self.job.batch_sizes]
 
-    @cached_property
-    def alive(self) -> np.typing.NDArray[np.bool_]:
+    @lazy
+    def alive(self) -> list[bool]:
         """Feasible arms that are not known to fail."""
-        alive: np.typing.NDArray[np.bool_] = self.feasible & ~np.array(self.belief.dead)
-        return alive
+        return [fits and not dead for fits, dead in zip(self.feasible, self.belief.dead, strict=True)]
 
-    @cached_property
-    def done(self) -> Integers:
+    @lazy
+    def done(self) -> list[int]:
         """Feasible arms that have reached the target."""
-        return (self.feasible & (np.array(self.belief.runs) > 0)).nonzero()[0]
+        runs = self.belief.runs
+        return [arm for arm, fits in enumerate(self.feasible) if fits and runs[arm] > 0]
 
-    @cached_property
+    @lazy
     def incumbent(self) -> int | None:
         """The completed arm that is expected to cost least; None before any has."""
-        if not len(self.done):
-            return None
-        return int(self.done[self.mu[self.done].argmin()])
+        return min(self.done, key=self.mu.tolist().__getitem__) if self.done else None
 
-    @cached_property
+    @lazy
     def best_cost_j(self) -> float:
         """What a run of the incumbent is expected to cost."""
         assert self.incumbent is not None
@@ -117,25 +118,29 @@ class Outlook:
         """Recurrences over which a better arm would pay."""
         return HORIZON + HORIZON_GROWTH * self.belief.completions
 
-    @cached_property
-    def candidates(self) -> Integers:
+    @lazy
+    def candidates(self) -> list[int]:
         """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer."""
-        assert self.incumbent is not None
+        best, low, high = self.incumbent, self.done[0], self.done[-1]
+        assert best is not None
         x = _octaves(self.job.batch_sizes)
-        low, high = self.done[0], self.done[-1]
-        near = (x >= x[low] - REACH - 1e-9) & (x <= x[high] + REACH + 1e-9)
-        near[max(low - 1, 0)] = near[min(high + 1, len(x) - 1)] = True
-        near &= self.alive
-        near &= self.mu - WORTH_A_LOOK * self.deviation < self.mu[self.incumbent]
-        near[self.incumbent] = False
-        arms: Integers = near.nonzero()[0]
-        return arms
+        least, most = x[low] - REACH - 1e-9, x[high] + REACH + 1e-9
+        at_best = (self.mu - WORTH_A_LOOK * self.deviation).tolist()
+        bound = float(self.mu[best])
+        return [
+            arm
+            for arm, alive in enumerate(self.alive)
+            if alive
+            and arm != best
+            and at_best[arm] < bound
+            and (least <= x[arm] <= most or low - 1 <= arm <= high + 1)
+        ]
 
-    @cached_property
-    def unprofiled(self) -> np.typing.NDArray[np.bool_]:
+    @lazy
+    def unprofiled(self) -> list[bool]:
         """Arms whose epoch cost has not been measured on this GPU."""
         measured = self.view.epoch_costs
-        return np.array([b not in measured for b in self.job.batch_sizes])
+        return [b not in measured for b in self.job.batch_sizes]
 
     def never(self, arm: int) -> float:
         """Return the probability that an arm never reaches the target."""
@@ -159,7 +164,7 @@ class Outlook:
     def chances(self) -> Floats:
         """Return each feasible arm's probability of being the cheapest, by a fixed set of draws."""
         draws = self.mu + _standard_normals(len(self.mu)) @ self.root.T
-        draws[:, ~self.alive] = np.inf
+        draws[:, [not alive for alive in self.alive]] = np.inf
         cheapest = draws.argmin(axis=1)
         return np.bincount(cheapest, minlength=len(self.mu)) / CHANCES
 
@@ -180,12 +185,12 @@ class Outlook:
         )
 
     def _statuses(self) -> list[str]:
-        tried = zip(self.feasible.tolist(), self.belief.dead, self.belief.runs, strict=True)
+        tried = zip(self.feasible, self.belief.dead, self.belief.runs, strict=True)
         statuses = [
             "infeasible" if not fits else "dead" if dead else "known" if runs else "out of reach"
             for fits, dead, runs in tried
         ]
-        for arm in self.candidates.tolist():
+        for arm in self.candidates:
             if statuses[arm] == "out of reach":
                 statuses[arm] = "untried"
         return statuses
@@ -223,21 +228,25 @@ def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = 
     assert outlook.incumbent is not None
     best = outlook.incumbent
     batch_size, runs = outlook.job.batch_sizes[best], outlook.belief.runs[best]
-    text = f"batch size {batch_size} is the best known: about {joules(outlook.best_cost_j)} a run, {times(runs)} so far"
+
+    def tell() -> Explanation:
+        known = f"about {joules(outlook.best_cost_j)} a run, {times(runs)} so far"
+        return f"batch size {batch_size} is the best known: {known}{why}", outlook.arms()
+
     return Choice(
         batch_size,
-        Reason(kind, text + why, arms=outlook.arms(), numbers=numbers(outlook)),
+        Reason.later(kind, tell, numbers(outlook)),
         cut=NoCut() if uncut else outlook.planned_cut(best),
     )
 
 
-def best_trial(outlook: Outlook, arms: Integers) -> Choice | None:
+def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
     """Return the arm whose trial is expected to pay most, or None where none is expected to pay.
 
     J of an arm (see `PlannedCut`) counts its cost up to the best cut, a run of the incumbent where it is stopped,
     and what a cheaper arm would save over the horizon; it pays where that is less than a run of the incumbent.
     """
-    if not len(arms):
+    if not arms:
         return None
     best_j = outlook.best_cost_j
     expected = _trial_costs(outlook, arms)
@@ -245,48 +254,49 @@ def best_trial(outlook: Outlook, arms: Integers) -> Choice | None:
     gain_j = best_j - float(expected[cheapest])
     if gain_j <= 0:
         return None
-    assert outlook.incumbent is not None
-    arm = int(arms[cheapest])
+    best, arm = outlook.incumbent, arms[cheapest]
+    assert best is not None
     batch_size, runs = outlook.job.batch_sizes[arm], outlook.belief.runs[arm]
-    text = (
-        f"trying batch size {batch_size} is expected to pay by {joules(gain_j)} within {outlook.horizon:.0f} "
-        f"recurrences: a run is believed to cost about {joules(from_log(float(outlook.mu[arm])))} (give or take "
-        f"{100 * float(outlook.deviation[arm]):.0f} %) against {joules(best_j)} for "
-        f"{outlook.job.batch_sizes[outlook.incumbent]}, the best known; {times(runs)} so far"
-    )
-    gains = {int(a): best_j - float(j) for a, j in zip(arms, expected, strict=True)}
+
+    def tell() -> Explanation:
+        text = (
+            f"trying batch size {batch_size} is expected to pay by {joules(gain_j)} within {outlook.horizon:.0f} "
+            f"recurrences: a run is believed to cost about {joules(from_log(float(outlook.mu[arm])))} (give or take "
+            f"{100 * float(outlook.deviation[arm]):.0f} %) against {joules(best_j)} for "
+            f"{outlook.job.batch_sizes[best]}, the best known; {times(runs)} so far"
+        )
+        gains = {a: best_j - j for a, j in zip(arms, expected.tolist(), strict=True)}
+        return text, outlook.arms(gains=gains)
+
+    kind = "retry" if outlook.view.ask.attempt > 1 else "explore"
     return Choice(
         batch_size,
-        Reason(
-            "retry" if outlook.view.ask.attempt > 1 else "explore",
-            text,
-            arms=outlook.arms(gains=gains),
-            numbers={**numbers(outlook), "gain_j": gain_j},
-        ),
+        Reason.later(kind, tell, {**numbers(outlook), "gain_j": gain_j}),
         cut=outlook.planned_cut(arm),
         explores=True,
     )
 
 
-def _trial_costs(outlook: Outlook, arms: Integers) -> Floats:
+def _trial_costs(outlook: Outlook, arms: Sequence[int]) -> Floats:
     """Return J of some arms, in joules: averaged over the epoch cost where it has not been measured."""
     epochs = outlook.belief.posterior
     mean, covariance = outlook.costs
-    unprofiled = outlook.unprofiled[arms]
+    unprofiled = np.array([[outlook.unprofiled[arm]] for arm in arms])
     points, weights = (_POINTS, _WEIGHTS) if unprofiled.any() else (_ONE_POINT, _ONE_WEIGHT)
-    deviation = np.sqrt(np.maximum(covariance.diagonal()[arms], 0.0))
-    per_epoch = np.exp(np.minimum(mean[arms][:, None] + deviation[:, None] * points, LARGEST_LOG))
+    column = np.array(arms)[:, None]
+    deviation = np.sqrt(np.maximum(covariance.diagonal()[column], 0.0))
+    per_epoch = np.exp(np.minimum(mean[column] + deviation * points, LARGEST_LOG))
     _, planned = plan_many(
-        log_epochs=epochs.mean[arms][:, None],
-        variance=epochs.variance[arms][:, None],
-        noise=epochs.noise[arms][:, None],
-        never=np.array([outlook.never(arm) for arm in arms.tolist()])[:, None],
+        log_epochs=epochs.mean[column],
+        variance=epochs.variance[column],
+        noise=epochs.noise[column],
+        never=np.array([[outlook.never(arm)] for arm in arms]),
         epoch_cost_j=per_epoch,
         best_cost_j=outlook.best_cost_j,
         horizon=outlook.horizon,
         max_epochs=outlook.job.max_epochs,
     )
-    profiling = (outlook.belief.profiling_ratio - 1) * unprofiled[:, None] * per_epoch
+    profiling = (outlook.belief.profiling_ratio - 1) * unprofiled * per_epoch
     expected: Floats = (planned + profiling) @ weights
     return expected
 
@@ -302,8 +312,8 @@ def numbers(outlook: Outlook) -> dict[str, float]:
 
 
 @lru_cache(maxsize=256)
-def _octaves(batch_sizes: tuple[int, ...]) -> Floats:
-    octaves: Floats = np.log2(np.array(batch_sizes, dtype=float))
+def _octaves(batch_sizes: tuple[int, ...]) -> list[float]:
+    octaves: list[float] = np.log2(np.array(batch_sizes, dtype=float)).tolist()
     return octaves
 
 

@@ -7,12 +7,10 @@ never profiled has no cost to draw yet: it is tried where that is expected to pa
 
 from __future__ import annotations
 
-import numpy as np
-
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.policy import shared_belief
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, from_log, joules, times
-from zeus_flows.core.records import Job, Reason
+from zeus_flows.core.records import Explanation, Job, Reason
 
 TEMPER = 0.5  # draws deviate by this share of the belief's standard deviation
 
@@ -36,32 +34,35 @@ class Thompson:
         forced = shared_belief.without_exploring(outlook)
         if forced is not None:
             return forced
-        trial = shared_belief.best_trial(outlook, outlook.candidates[outlook.unprofiled[outlook.candidates]])
+        trial = shared_belief.best_trial(outlook, [a for a in outlook.candidates if outlook.unprofiled[a]])
         return trial or self._sample(outlook)
 
     def _sample(self, outlook: shared_belief.Outlook) -> Choice:
         job, belief, view, best = outlook.job, outlook.belief, outlook.view, outlook.incumbent
         assert best is not None
         drawn = outlook.mu + TEMPER * outlook.root @ view.rng.standard_normal(len(outlook.mu))
-        known = outlook.candidates[~outlook.unprofiled[outlook.candidates]]
-        contenders = np.append(known, best)
-        arm = int(contenders[drawn[contenders].argmin()])
+        contenders = [*(a for a in outlook.candidates if not outlook.unprofiled[a]), best]
+        logs = drawn.tolist()
+        arm = min(contenders, key=logs.__getitem__)
         batch_size, runs = job.batch_sizes[arm], belief.runs[arm]
-        drawn_j, best_j = from_log(float(drawn[arm])), from_log(float(drawn[best]))
-        if arm == best:
-            kind = "exploit"
-            text = f"batch size {batch_size}, the best known, drew the least cost ({joules(drawn_j)}); "
-        else:
-            kind = "retry" if view.ask.attempt > 1 else "explore"
-            text = (
-                f"batch size {batch_size} drew the least cost ({joules(drawn_j)} against {joules(best_j)} for "
-                f"{job.batch_sizes[best]}, the best known); "
-            )
-        text += f"{times(runs)} so far" if runs else "no run has reached the target with it yet"
+        drawn_j, best_j = from_log(logs[arm]), from_log(logs[best])
+        kind = "exploit" if arm == best else "retry" if view.ask.attempt > 1 else "explore"
+
+        def tell() -> Explanation:
+            if arm == best:
+                text = f"batch size {batch_size}, the best known, drew the least cost ({joules(drawn_j)}); "
+            else:
+                text = (
+                    f"batch size {batch_size} drew the least cost ({joules(drawn_j)} against {joules(best_j)} for "
+                    f"{job.batch_sizes[best]}, the best known); "
+                )
+            text += f"{times(runs)} so far" if runs else "no run has reached the target with it yet"
+            return text, outlook.arms(drawn=drawn)
+
         numbers = {**shared_belief.numbers(outlook), "drawn_cost_j": drawn_j, "drawn_best_cost_j": best_j}
         return Choice(
             batch_size,
-            Reason(kind, text, arms=outlook.arms(drawn=drawn), numbers=numbers),
+            Reason.later(kind, tell, numbers),
             cut=outlook.planned_cut(arm),
             explores=arm != best,
         )

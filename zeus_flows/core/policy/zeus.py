@@ -15,7 +15,7 @@ from zeus_flows.core.bandit import Belief, Runs, learnt_variance, observe, predi
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import ROUNDS, next_in_round
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules, times
-from zeus_flows.core.records import ArmBelief, Job, Reason
+from zeus_flows.core.records import ArmBelief, Explanation, Job, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,14 @@ class _Look:
     def run_best(self, kind: str, why: str, *, uncut: bool = False) -> Choice:
         assert self.best is not None
         cost, runs = self.expected_j(self.best), self.runs(self.best).epochs.count
-        text = f"batch size {self.best} is the best known: about {joules(cost)} a run, {times(runs)} so far{why}"
+
+        def tell() -> Explanation:
+            text = f"batch size {self.best} is the best known: about {joules(cost)} a run, {times(runs)} so far{why}"
+            return text, self.arms()
+
         return Choice(
             self.best,
-            Reason(kind, text, arms=self.arms(), numbers={"best_cost_j": cost}),
+            Reason.later(kind, tell, {"best_cost_j": cost}),
             cut=NoCut() if uncut else self.cut(),
         )
 
@@ -138,19 +142,27 @@ class _Look:
                 converged=lambda b: self.runs(b).converged > 0,
             )
             if arm is not None:
-                which = "first" if number == 1 else "second"
-                text = (
-                    f"batch size {arm} is next in the {which} round of trying out: smaller ones until one fails, then "
-                    f"larger ones; {self.best} is the best known so far at {joules(self.expected_j(self.best))}"
-                )
-                numbers = {"round": float(number), "best_cost_j": self.expected_j(self.best)}
-                return Choice(
-                    arm,
-                    Reason("pruning", text, arms=self.arms(), numbers=numbers),
-                    cut=self.cut(),
-                    explores=arm != self.best,
-                )
+                return self.run_next(arm, number)
         return None
+
+    def run_next(self, arm: int, number: int) -> Choice:
+        assert self.best is not None
+        best_j = self.expected_j(self.best)
+
+        def tell() -> Explanation:
+            which = "first" if number == 1 else "second"
+            text = (
+                f"batch size {arm} is next in the {which} round of trying out: smaller ones until one fails, then "
+                f"larger ones; {self.best} is the best known so far at {joules(best_j)}"
+            )
+            return text, self.arms()
+
+        return Choice(
+            arm,
+            Reason.later("pruning", tell, {"round": float(number), "best_cost_j": best_j}),
+            cut=self.cut(),
+            explores=arm != self.best,
+        )
 
     def sample(self) -> Choice:
         """Return the arm whose drawn mean cost is least (Algorithm 1); a retry takes another arm."""
@@ -158,23 +170,22 @@ class _Look:
         fresh = [b for b in self.converged if b not in self.view.ask.tried] or list(self.converged)
         draws = predict({b: self.posterior(b) for b in fresh}, self.view.rng)
         arm = min(draws, key=lambda b: draws[b])
-        runs = self.runs(arm).epochs.count
-        if arm == self.best:
-            text = f"batch size {arm}, the best known, drew the least cost ({joules(draws[arm])}); "
-        else:
-            text = (
-                f"batch size {arm} drew the least cost ({joules(draws[arm])}; {self.best}, the best known, is "
-                f"expected to cost {joules(self.expected_j(self.best))}); "
-            )
+        best_j, runs = self.expected_j(self.best), self.runs(arm).epochs.count
+
+        def tell() -> Explanation:
+            if arm == self.best:
+                text = f"batch size {arm}, the best known, drew the least cost ({joules(draws[arm])}); "
+            else:
+                text = (
+                    f"batch size {arm} drew the least cost ({joules(draws[arm])}; {self.best}, the best known, is "
+                    f"expected to cost {joules(best_j)}); "
+                )
+            return f"{text}{times(runs)} so far", self.arms(draws)
+
         kind = "exploit" if arm == self.best else "retry" if self.view.ask.attempt > 1 else "explore"
         return Choice(
             arm,
-            Reason(
-                kind,
-                text + f"{times(runs)} so far",
-                arms=self.arms(draws),
-                numbers={"drawn_cost_j": draws[arm], "best_cost_j": self.expected_j(self.best)},
-            ),
+            Reason.later(kind, tell, {"drawn_cost_j": draws[arm], "best_cost_j": best_j}),
             cut=self.cut(),
             explores=arm != self.best,
         )

@@ -7,14 +7,17 @@ profiling, the minimum cost is of all time and adds up the attempts of a recurre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zeus_flows.core.bandit import Belief, Runs, observe, predict
+import numpy as np
+
+from zeus_flows.core.bandit import Runs, observe
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import PublishedPruning
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules, times
-from zeus_flows.core.records import Job, Reason
+from zeus_flows.core.records import Explanation, Job, Reason
 
 REFUSED = 100.0  # a run that may not train a single epoch counts as this many times the threshold
 ENOUGH = 2  # an arm is sampled only with this many runs; until then it runs
@@ -77,22 +80,24 @@ class ZeusPaper:
             text = f"every batch size was pruned, where the published package raises; {view.default} stands in"
             return Choice(view.default, Reason("first-run", text))
         # The published bandit shuffles its arms before every draw; the same calls keep its stream of numbers.
-        for arm in view.rng.choice(arms, len(arms), replace=False).tolist():
+        rng = view.rng
+        for arm in rng.choice(arms, len(arms), replace=False).tolist():
             if arm not in belief.costs or belief.costs[arm].count < ENOUGH:
                 return Choice(arm, Reason("explore", f"batch size {arm} has less than two runs"), cut=cut)
-        rewards = {b: _reward(belief.costs[b], job.prior) for b in arms}
-        draws = {b: -reward for b, reward in predict(rewards, view.rng).items()}
-        arm = min(draws, key=lambda b: draws[b])
-        runs = belief.costs[arm].count
-        text = f"batch size {arm} drew the least cost ({joules(draws[arm])}); {times(runs)} so far"
-        reason = Reason("sampled", text, numbers={"drawn_cost_j": draws[arm]})
-        return Choice(arm, reason, cut=cut)
+        draws = {b: _draw(belief.costs[b], job.prior, rng) for b in arms}
+        arm = min(draws, key=draws.__getitem__)
+        drawn_j, runs = draws[arm], belief.costs[arm].count
+
+        def tell() -> Explanation:
+            return f"batch size {arm} drew the least cost ({joules(drawn_j)}); {times(runs)} so far", ()
+
+        return Choice(arm, Reason.later("sampled", tell, {"drawn_cost_j": drawn_j}), cut=cut)
 
 
-def _reward(costs: Runs, prior: tuple[float, float] | None) -> Belief:
-    """Return the belief about the mean reward, the negative cost, with the variance taken at its word."""
-    rewards = Runs(costs.count, -costs.mean, costs.squares)
-    return observe(rewards, variance=costs.variance, prior=None if prior is None else (-prior[0], prior[1]))
+def _draw(costs: Runs, prior: tuple[float, float] | None, rng: np.random.Generator) -> float:
+    """Return a mean cost drawn as published: as a reward, the negative cost, with the variance taken at its word."""
+    mean, variance = observe(costs, variance=costs.variance, prior=prior)
+    return -rng.normal(-mean, math.sqrt(variance))
 
 
 _: Policy[PaperBelief] = ZeusPaper()
