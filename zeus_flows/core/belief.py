@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
+from scipy.linalg.lapack import dposv
 from scipy.special import ndtr
 
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.drift import Surprises, surprise
 from zeus_flows.core.early_stop import Floats
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.records import Drift
 
 # log Epochs(b): a mean with a slope, and a kernel in octaves from b0
@@ -62,7 +64,7 @@ class Censored:
     variance: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Posterior:
     """log Epochs(b) of every arm: means, covariance, and the run-to-run noise variance."""
 
@@ -70,7 +72,7 @@ class Posterior:
     covariance: Floats
     noise: Floats
 
-    @property
+    @lazy
     def variance(self) -> Floats:
         """The posterior variance of every arm."""
         return np.maximum(self.covariance.diagonal(), 1e-9)
@@ -108,7 +110,7 @@ class EpochsBelief:
         n = len(batch_sizes)
         return cls(batch_sizes, default_batch_size, (Runs(),) * n, (None,) * n, (False,) * n)
 
-    @cached_property
+    @lazy
     def runs(self) -> tuple[float, ...]:
         """How many runs of each arm reached the target."""
         return tuple(arm.count for arm in self.completed)
@@ -127,14 +129,17 @@ class EpochsBelief:
             if surprises.drifted:
                 belief = self._reset(keep_last=surprises.lasting, window=window)
                 surprises = Surprises()
-        return replace(
-            belief,
+        return EpochsBelief(
+            batch_sizes=self.batch_sizes,
+            default_batch_size=self.default_batch_size,
             completed=_put(belief.completed, arm, belief.completed[arm].add(value, window=window)),
             censored=_put(belief.censored, arm, None),
             dead=_put(belief.dead, arm, False),
             completions=belief.completions + 1,
             last=(arm, value),
             surprises=surprises,
+            resets=belief.resets,
+            profiling_ratio=belief.profiling_ratio,
         )
 
     def stop(self, batch_size: int, epochs: float, *, max_epochs: int) -> EpochsBelief:
@@ -167,13 +172,13 @@ class EpochsBelief:
         """Return the belief after a run that profiled at `ratio` times the cost of an ordinary epoch."""
         return replace(self, profiling_ratio=0.5 * self.profiling_ratio + 0.5 * min(max(ratio, 0.5), 3.0))
 
-    @cached_property
+    @lazy
     def posterior(self) -> Posterior:
         """Log Epochs(b) of every arm, given all runs."""
         prior = _epochs_prior(self.batch_sizes, self.default_batch_size)
-        counts = np.array(self.runs, dtype=float)
-        means = np.array([arm.mean for arm in self.completed])
-        squares = np.array([arm.squares for arm in self.completed])
+        counts, means, squares = np.array(
+            [self.runs, [arm.mean for arm in self.completed], [arm.squares for arm in self.completed]], dtype=float
+        )
         noise = _noise(counts, squares)
         precision = counts / noise
         weighted = precision * means
@@ -252,8 +257,14 @@ def condition(
     if not len(seen):
         return mean, covariance
     cross = covariance[seen]
-    gain = np.linalg.solve(cross[:, seen] + np.diag(noise), cross)
+    gain = np.linalg.solve(_plus_diagonal(cross[:, seen], noise), cross)
     return mean + (values - mean[seen]) @ gain, covariance - cross.T @ gain
+
+
+def _plus_diagonal(matrix: Floats, diagonal: Floats) -> Floats:
+    """Add to the diagonal of a square matrix, in place."""
+    matrix.flat[:: len(matrix) + 1] += diagonal
+    return matrix
 
 
 def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
@@ -310,11 +321,19 @@ def _scale(prior: _EpochsPrior, counts: Floats, means: Floats, noise: Floats) ->
     done = counts.nonzero()[0]
     if len(done) < ARMS_TO_CHOOSE_SCALE:
         return 0
-    residual = means[done] - prior.mean[done]
-    roots = np.linalg.cholesky(prior.covariances[:, done[:, None], done] + np.diag(noise[done] / counts[done]))
-    whitened = np.linalg.solve(roots, residual[:, None])[..., 0]
-    log_determinants = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
-    return int(np.argmax(-0.5 * (whitened**2).sum(axis=1) - log_determinants - _LOG_SCALES))
+    residual, each = means[done] - prior.mean[done], noise[done] / counts[done]
+    covariances = prior.covariances[:, done[:, None], done]
+    likelihoods = [
+        _log_likelihood(residual, _plus_diagonal(covariance, each)) - math.log(scale)
+        for covariance, scale in zip(covariances, EPOCHS_SCALES, strict=True)
+    ]
+    return likelihoods.index(max(likelihoods))
 
 
-_LOG_SCALES = np.log(EPOCHS_SCALES)
+def _log_likelihood(residual: Floats, covariance: Floats) -> float:
+    """Return the log density of a Gaussian at a residual, less what does not depend on the covariance.
+
+    Straight from LAPACK: for a handful of arms, `numpy.linalg` takes longer to begin than to compute.
+    """
+    root, solution, _ = dposv(covariance, residual)
+    return -0.5 * float(residual @ solution) - sum(map(math.log, root.diagonal().tolist()))

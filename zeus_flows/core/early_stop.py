@@ -85,8 +85,10 @@ def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int) -> int:
                 return max_epochs
             return int(min(threshold_j // epoch_cost_j, max_epochs))
         case PlannedCut():
-            planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs)
-            allowed = min(max(planned, cut.at_least), max_epochs)
+            allowed = max_epochs
+            if cut.at_least < max_epochs:
+                planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs)
+                allowed = max(planned, cut.at_least)
             return _within_bounds(cut, allowed, epoch_cost_j)
 
 
@@ -124,17 +126,20 @@ def capped(cut: Cut, *, at_most_j: float, room_j: float) -> Cut:
 
 def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int) -> tuple[int, float]:
     """Return K* = argmin J(K) and J(K*), in epochs and joules."""
-    epochs, cost_j = plan_many(
-        log_epochs=np.array(cut.log_epochs),
-        variance=np.array(cut.variance),
-        noise=np.array(cut.noise),
-        never=np.array(cut.never),
-        epoch_cost_j=np.array(epoch_cost_j),
+    spread = max(cut.variance + cut.noise, 1e-12)
+    expected = _expected_costs(
+        mean=cut.log_epochs,
+        deviation=math.sqrt(spread),
+        shrink=cut.variance / spread,
+        noise=cut.noise,
+        never=cut.never,
+        per_epoch=epoch_cost_j,
         best_cost_j=cut.best_cost_j,
         horizon=cut.horizon,
         max_epochs=max_epochs,
     )
-    return int(epochs), float(cost_j)
+    cheapest = int(expected.argmin())
+    return cheapest + 1, float(expected[cheapest])
 
 
 def plan_many(
@@ -149,19 +154,46 @@ def plan_many(
     max_epochs: int,
 ) -> tuple[Integers, Floats]:
     """Return K* and J(K*) for many arms at once; the arrays broadcast against each other."""
+    spread = np.maximum(variance + noise, 1e-12)
+    expected = _expected_costs(
+        mean=log_epochs[..., None],
+        deviation=np.sqrt(spread)[..., None],
+        shrink=(variance / spread)[..., None],
+        noise=noise[..., None],
+        never=never[..., None],
+        per_epoch=epoch_cost_j[..., None],
+        best_cost_j=best_cost_j,
+        horizon=horizon,
+        max_epochs=max_epochs,
+    )
+    return expected.argmin(axis=-1) + 1, expected.min(axis=-1)
+
+
+def _expected_costs(
+    *,
+    mean: Floats | float,
+    deviation: Floats | float,
+    shrink: Floats | float,
+    noise: Floats | float,
+    never: Floats | float,
+    per_epoch: Floats | float,
+    best_cost_j: float,
+    horizon: float,
+    max_epochs: int,
+) -> Floats:
+    """Return J(K) for K = 1 .. max_epochs, along the last axis; see `PlannedCut`.
+
+    `deviation` is that of one run's log epochs, `shrink` the share of it that is doubt about the arm.
+    """
     k, log_k, log_k_half = _epochs_up_to(max_epochs)
-    mean, noise = log_epochs[..., None], noise[..., None]
-    spread = np.maximum(variance[..., None] + noise, 1e-12)
-    shrink = variance[..., None] / spread
-    reached = (1 - never[..., None]) * ndtr((log_k_half - mean) / np.sqrt(spread))
+    reached = (1 - never) * ndtr((log_k_half - mean) / deviation)
     at = reached.copy()
     at[..., 1:] -= reached[..., :-1]
-    per_epoch = epoch_cost_j[..., None]
     after = per_epoch * np.exp((1 - shrink) * mean + 0.5 * noise + shrink * log_k)
     spent = per_epoch * k
     gain = horizon * np.maximum(best_cost_j - after, 0.0)
-    expected: Floats = np.cumsum(at * (spent - gain), axis=-1) + (1 - reached) * (spent + best_cost_j)
-    return expected.argmin(axis=-1) + 1, expected.min(axis=-1)
+    expected: Floats = (at * (spent - gain)).cumsum(axis=-1) + (1 - reached) * (spent + best_cost_j)
+    return expected
 
 
 @lru_cache(maxsize=64)
