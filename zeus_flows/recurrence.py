@@ -141,8 +141,8 @@ class LocalSteps:
                 attempt=attempt,
                 seed=decision_seed(self.job.seed, recurrence, attempt),
                 gpu=self.trainer.gpu,
-                in_flight=tuple(f for f in history.in_flight if f.recurrence != recurrence),
-                tried=tuple(observation.batch_size for observation in earlier),
+                in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
+                tried=tuple([observation.batch_size for observation in earlier]),
                 power_limits_w=self.trainer.power_limits_w,
             ),
         )
@@ -227,17 +227,19 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     """
     number = steps.begin()
     reached("after-begin")
-    done: list[tuple[Attempt, Observation]] = []
+    attempts: list[Attempt] = []
+    observations: list[Observation] = []
     tried: set[int] = set()
     left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
     try:
         while left:
-            attempt = steps.decide(number, tuple(observation for _, observation in done))
+            attempt = steps.decide(number, tuple(observations))
             observation = steps.train(attempt)
             reached("after-train")
             steps.observe(attempt, observation)
             reached("after-observe")
-            done.append((attempt, observation))
+            attempts.append(attempt)
+            observations.append(observation)
             if observation.converged:
                 break
             left -= not _does_not_fit(job, observation, tried)
@@ -245,8 +247,8 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     except BaseException:
         steps.end(number, ())
         raise
-    steps.end(number, tuple(observation for _, observation in done))
-    return Recurrence(number, tuple(done))
+    steps.end(number, tuple(observations))
+    return Recurrence(number, tuple(zip(attempts, observations, strict=True)))
 
 
 def _does_not_fit(job: Job, observation: Observation, tried: set[int]) -> bool:

@@ -29,9 +29,10 @@ def attempt_cost(*, energy_j: float, time_s: float, eta: float, max_power_w: flo
         MeasurementError: a reading is NaN, infinite or negative. One NaN would poison an arm's belief
             for a whole window, so it stops here.
     """
-    for name, value in (("energy_j", energy_j), ("time_s", time_s), ("max_power_w", max_power_w)):
-        if not (math.isfinite(value) and value >= 0):
-            raise MeasurementError(f"{name} must be finite and not negative, not {value!r}")
+    if not (0 <= energy_j < math.inf and 0 <= time_s < math.inf and 0 <= max_power_w < math.inf):
+        readings = {"energy_j": energy_j, "time_s": time_s, "max_power_w": max_power_w}
+        name, value = next((n, v) for n, v in readings.items() if not 0 <= v < math.inf)
+        raise MeasurementError(f"{name} must be finite and not negative, not {value!r}")
     return eta * energy_j + (1 - eta) * max_power_w * time_s
 
 

@@ -96,18 +96,21 @@ class PublishedPruning:
         if not converged:
             return replace(self, position=len(self._direction()))._settle()
         cheapest = self.least_cost is None or cost < self.least_cost
-        return replace(
-            self,
-            good=(*self.good, arm),
+        return PublishedPruning(
+            arms=self.arms,
             start=arm if cheapest else self.start,
-            least_cost=cost if cheapest else self.least_cost,
+            round_number=self.round_number,
+            upwards=self.upwards,
             position=self.position + 1,
+            good=(*self.good, arm),
+            least_cost=cost if cheapest else self.least_cost,
+            origin=self.origin,
         )._settle()
 
     def _direction(self) -> tuple[int, ...]:
         if self.upwards:
-            return tuple(b for b in self.arms if b > self.origin)
-        return tuple(b for b in reversed(self.arms) if b <= self.origin)
+            return tuple([b for b in self.arms if b > self.origin])
+        return tuple([b for b in reversed(self.arms) if b <= self.origin])
 
     def _settle(self) -> PublishedPruning:
         """Turn around at the end of a direction, and begin the next round at the end of both."""

@@ -38,7 +38,13 @@ def best_limit(job: Job, profile: PowerProfile) -> LimitMeasurement:
     if job.selector is Selector.MAX_SLOWDOWN:
         fastest = max(m.samples_per_s for m in profile.measurements)
         candidates = [m for m in profile.measurements if m.samples_per_s * job.slowdown >= fastest]
-    return min(candidates, key=lambda m: (cost_per_sample(job, profile, m), -m.power_limit_w))
+    eta, max_power_w = job.objective_eta, profile.gpu.max_power_w
+
+    def cost_then_limit(m: LimitMeasurement) -> tuple[float, float]:
+        rate = cost_rate(average_power_w=m.average_power_w, eta=eta, max_power_w=max_power_w)
+        return rate / m.samples_per_s, -m.power_limit_w
+
+    return min(candidates, key=cost_then_limit)
 
 
 def epoch_cost(job: Job, profile: PowerProfile, *, samples_per_epoch: int) -> float:

@@ -49,8 +49,8 @@ class MemoryLedger:
             self._state = policy.fold(self._job, observations)
             self._folded = len(self.store.closed)
             self._order = max((o.order for o in observations), default=(0, 0))
-        in_flight = tuple(InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in self.store.open.values())
-        return History(self._state, in_flight)
+        in_flight = [InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in self.store.open.values()]
+        return History(self._state, tuple(in_flight))
 
     def decided(self, decision: Decision, context: Mapping[str, str]) -> str:
         """Write a decision; return the attempt's id."""
@@ -67,18 +67,19 @@ class MemoryLedger:
     def observed(self, attempt_id: str, observation: Observation) -> None:
         """Write an attempt's outcome."""
         closed = self.store.closed.get(attempt_id)
-        if closed == observation:
-            return
         if closed is not None:
+            if closed == observation:
+                return
             raise AlreadyObserved(f"attempt {attempt_id} of {self._job.name} has its observation")
         if self.store.open.pop(attempt_id, None) is None:
             raise UnknownAttempt(f"attempt {attempt_id} of {self._job.name} has no decision")
-        in_step = self._folded == len(self.store.closed) and observation.order > self._order
+        order = observation.order
+        in_step = self._folded == len(self.store.closed) and order > self._order
         self.store.closed[attempt_id] = observation
         if in_step:  # else the next reader folds anew, in order
             if self._counts(observation):
                 self._state = policy.advance(self._job, self._state, observation)
-                self._order = observation.order
+                self._order = order
             self._folded += 1
 
     def ended(self, recurrence: int, observations: Sequence[Observation]) -> None:
@@ -89,7 +90,8 @@ class MemoryLedger:
         return tuple(sorted((o for o in self.store.closed.values() if self._counts(o)), key=lambda o: o.order))
 
     def _counts(self, observation: Observation) -> bool:
-        return (observation.fingerprint, observation.energy_source) == (self._job.fingerprint, self._energy_source)
+        same = observation.fingerprint == self._job.fingerprint
+        return same and observation.energy_source is self._energy_source
 
 
 def _conforms(ledger: MemoryLedger) -> Ledger:

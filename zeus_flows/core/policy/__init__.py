@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +27,7 @@ from zeus_flows.core.policy.base import Choice, Policy, View
 from zeus_flows.core.policy.baselines import Default, Power
 from zeus_flows.core.policy.grid import Grid
 from zeus_flows.core.policy.lookahead import Lookahead
-from zeus_flows.core.policy.state import Rate, Spent, State, believable, count, lesson, measured, sample_costs
+from zeus_flows.core.policy.state import Rate, Spent, State, believable, changed, count, lesson, measured, sample_costs
 from zeus_flows.core.policy.thompson import Thompson
 from zeus_flows.core.policy.zeus import Zeus
 from zeus_flows.core.policy.zeus_paper import ZeusPaper
@@ -49,6 +50,8 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
 
 SNAPSHOT_VERSION = 1
 
+_TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
+
 
 def initial(job: Job) -> State:
     """Return the state before any observation.
@@ -64,14 +67,13 @@ def advance(job: Job, state: State, observation: Observation) -> State:
 
     Its energy source and fingerprint are the caller's to check: it is taken to belong to this job's history.
     """
-    counted = count(state, observation)
-    if not believable(observation):
-        return State(**counted)
-    counted |= measured(job, state, observation)
-    learnt = lesson(job, counted, observation)
-    if learnt is not None:
-        counted["belief"] = _policy(job).learn(job, state.belief, learnt)
-    return State(**counted)
+    changes = count(state, observation)
+    if believable(observation):
+        changes |= measured(job, state, observation)
+        learnt = lesson(job, changes.get("sample_costs", state.sample_costs), observation)
+        if learnt is not None:
+            changes["belief"] = _policy(job).learn(job, state.belief, learnt)
+    return changed(state, changes)
 
 
 def fold(job: Job, observations: Iterable[Observation]) -> State:
@@ -94,7 +96,7 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
         policy=job.policy,
         cut=choice.cut,
         explores=choice.explores,
-        tune_power=choice.tune_power and job.mode in (Mode.POWER, Mode.FULL),
+        tune_power=choice.tune_power and job.mode in _TUNING,
         power_limit_w=choice.power_limit_w,
     )
 
@@ -150,6 +152,7 @@ def _policy(job: Job) -> Policy[Any]:
         raise ConfigError(f"there is no policy {job.policy!r}; there are {', '.join(POLICIES)}") from None
 
 
+@lru_cache(maxsize=64)
 def _settings(job: Job) -> str:
     """Return a hash of everything in the job that the fold depends on."""
     parts = (
