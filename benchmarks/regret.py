@@ -1,6 +1,7 @@
 """Cumulative regret of our policies and of the published package, on the same traces and seeds, in one run.
 
     nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100] [--skip drift|elsewhere] [--json]
+    nice python benchmarks/regret.py --traces FOLDER --speed    # only how fast a replay is
 
 Needs the extra `bench` (zeus 0.16). Ratios are to the published simulator (`zeus._legacy.simulate`) with its own
 random draws; geometric means over workloads. Intervals: 95 %, from a bootstrap over workloads and, within them, runs.
@@ -17,8 +18,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from zeus_flows.recurrence import Recurrence
 RECURRENCES = 50
 BETA, ETA = 2.0, 0.5
 POLICIES = ("lookahead", "thompson", "zeus", "zeus-paper")
+GPUS = ("v100", "p100")
 RESAMPLES = 2_000
 BUDGET = 0.05
 
@@ -180,7 +183,6 @@ def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
     dearest_single: dict[str, float] = {}
     dearest_ever: dict[str, float] = {}
     agreed = compared = 0
-    seconds = {"published": 0.0, **dict.fromkeys(POLICIES, 0.0)}
     for w, trace in traces.items():
         print(f"  {gpu} {w}", file=sys.stderr)
         best_j = trace.best_cost_j(replay_job(trace, "zeus-paper", eta=ETA))
@@ -204,10 +206,6 @@ def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
         dearest_share[w] = dearest(runs, default_j)
         dearest_single[w] = max(dearest([r], default_j) for r in runs)
         dearest_ever[w] = dearest(runs, default_j, since=2)
-        seconds["published"] += least_seconds(lambda t=trace: published.simulate(t, 1), 3)  # type: ignore[misc]
-        for p in POLICIES:
-            timed = replay_job(trace, p)
-            seconds[p] += least_seconds(lambda t=trace, j=timed: replay(t, j, recurrences=RECURRENCES, seed=1), 8)  # type: ignore[misc]
     return {
         "agreement": {"runs": compared, "identical": agreed},
         "published_regret": {w: float(v.mean()) for w, v in regret["published"].items()},
@@ -217,9 +215,30 @@ def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
         "dearest_with_budget": dearest_share,
         "dearest_single_run_with_budget": dearest_single,
         "dearest_ever_with_budget": dearest_ever,
+        **measure_speed(published, traces.values()),
+    }
+
+
+def measure_speed(published: Published, traces: Collection[Trace]) -> dict[str, dict[str, float]]:
+    """Return microseconds of CPU time a recurrence takes, and how many times faster than published that is."""
+    seconds = {"published": 0.0, **dict.fromkeys(POLICIES, 0.0)}
+    for trace in traces:
+        seconds["published"] += least_seconds(partial(published.simulate, trace, 1), 3)
+        for p in POLICIES:
+            go = partial(replay, trace, replay_job(trace, p), recurrences=RECURRENCES, seed=1)
+            seconds[p] += least_seconds(go, 8)
+    return {
         "speed": {p: seconds["published"] / seconds[p] for p in POLICIES},
         "microseconds": {p: 1e6 * s / (RECURRENCES * len(traces)) for p, s in seconds.items()},
     }
+
+
+def show_speed(folder: Path, gpus: Sequence[str]) -> None:
+    for gpu in gpus:
+        traces = [read_trace(folder, w, gpu, spec) for w, spec in JOBS.items()]
+        r = measure_speed(Published(folder, gpu), traces)
+        figures = ", ".join(f"{p} {v:.1f} ({r['microseconds'][p]:.0f} us)" for p, v in r["speed"].items())
+        print(f"{gpu}: speed / published ({r['microseconds']['published']:.0f} us a recurrence): {figures}")
 
 
 def _figure6(trace: Trace, seeds: int) -> list[Replay]:
@@ -398,9 +417,13 @@ def main() -> None:
     parser.add_argument("--elsewhere-seeds", type=int, default=4)
     parser.add_argument("--skip", choices=["drift", "elsewhere"], action="append", default=[])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--speed", action="store_true", help="measure nothing but replay speed")
     options = parser.parse_args()
+    if options.speed:
+        show_speed(options.traces, options.gpus or GPUS)
+        return
     result: dict[str, Any] = {"seeds": options.seeds, "gpus": {}}
-    for gpu in options.gpus or ["v100", "p100"]:
+    for gpu in options.gpus or GPUS:
         result["gpus"][gpu] = measure_gpu(options.traces, gpu, options.seeds)
     if "drift" not in options.skip:
         result["drift_gpu"] = next(iter(result["gpus"]))
