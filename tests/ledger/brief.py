@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -113,7 +114,8 @@ def die_at(point: str, uri: str, folder: Path, scenario: str) -> None:
     vars(durable).update(HEARTBEAT_S=0.0, _RETRY_S=0.05)
     points.listen(hook)
     job = replace(JOB, fingerprint="f1") if scenario == "changed" else JOB
-    trainer = BriefTrainer(Outcome.EXHAUSTED, energy_j=7000.0)
+    lasting_s = 10.0 if point == "after-heartbeat" else 0.0  # long enough to say that one is alive
+    trainer = BriefTrainer(Outcome.EXHAUSTED, energy_j=7000.0, between=lambda _: time.sleep(lasting_s))
     recur(uri, folder, job=job, trainer=trainer)
 
 
