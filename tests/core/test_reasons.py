@@ -1,0 +1,54 @@
+"""Reasons that are told only when somebody looks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from tests.builders import decision
+from zeus_flows.core.records import ArmBelief, Explanation, Reason, jsonable
+from zeus_flows.ledger.codec import dump_decision, load_decision
+
+ARMS = (ArmBelief(32, 2, 900.0, status="known"), ArmBelief(64, 0))
+AT_ONCE = Reason("explore", "64 may pay", arms=ARMS, numbers={"gain_j": 10.0})
+
+
+def told_later() -> Reason:
+    return Reason.later("explore", lambda: ("64 may pay", ARMS), {"gain_j": 10.0})
+
+
+def test_a_reason_told_later_is_the_reason_told_at_once() -> None:
+    assert told_later() == AT_ONCE
+    assert repr(told_later()) == repr(AT_ONCE)
+    assert jsonable(told_later()) == jsonable(AT_ONCE)
+    assert replace(told_later(), kind="retry") == replace(AT_ONCE, kind="retry")
+
+
+def test_it_is_stored_and_copied_with_all_it_has_to_tell() -> None:
+    assert dump_decision(decision(1, reason=told_later())) == dump_decision(decision(1, reason=AT_ONCE))
+    assert load_decision(dump_decision(decision(1, reason=told_later()))).reason == AT_ONCE
+    assert pickle.loads(pickle.dumps(told_later())) == AT_ONCE  # noqa: S301 - as Prefect does
+    assert copy.deepcopy(told_later()) == AT_ONCE
+
+
+def test_it_is_told_once_and_only_when_looked_at() -> None:
+    asked = []
+
+    def tell() -> Explanation:
+        asked.append("why")
+        return "64 may pay", ARMS
+
+    reason = Reason.later("explore", tell)
+    assert (reason.kind, reason.numbers, asked) == ("explore", {}, [])
+    assert (reason.text, reason.arms, reason.text) == ("64 may pay", ARMS, "64 may pay")
+    assert asked == ["why"]
+
+
+def test_it_is_as_frozen_as_any_record() -> None:
+    with pytest.raises(FrozenInstanceError):
+        told_later().text = "because"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        told_later().txt  # type: ignore[attr-defined]  # noqa: B018
