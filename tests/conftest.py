@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.ledger.servers import (  # noqa: F401  fixtures: servers are started once for all who want them
     _server_with_authentication,
@@ -28,6 +29,10 @@ os.environ.update(
 )
 for _name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "CUDA_VISIBLE_DEVICES"):
     os.environ.pop(_name, None)
+
+# How fast an example runs says nothing here: machines that test are busy.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
