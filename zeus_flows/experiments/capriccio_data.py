@@ -22,6 +22,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -34,6 +35,8 @@ from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.flights_data import FIRST_DAY, load_year
 
 Progress = Callable[[float], None]  # told the share that has been read, 0 to 1
+#: Who is told, where no caller says: reading happens deep inside an experiment.
+READING: ContextVar[Progress | None] = ContextVar("READING", default=None)
 Times = npt.NDArray[np.datetime64]
 
 REMEMBERED: Final = 20  # malformed lines that are named

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio import Slice, Window, cut, sizes
 from zeus_flows.experiments.capriccio_data import (
+    READING,
     Dataset,
     Layout,
     Progress,
@@ -63,6 +64,7 @@ class DataSection(_Section):
 
     def read(self, *, keep_text: bool, progress: Progress | None = None) -> Dataset:
         """Return the dataset."""
+        progress = progress or READING.get()
         if self.kind == "flights":
             return read_flights()
         assert self.path is not None

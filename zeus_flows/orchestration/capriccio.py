@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from zeus_flows.experiments import capriccio_stages as stages
 from zeus_flows.experiments.capriccio import Slice
 from zeus_flows.experiments.capriccio_curves import Curves
+from zeus_flows.experiments.capriccio_data import READING
 from zeus_flows.experiments.capriccio_report import Report, Science
 from zeus_flows.experiments.capriccio_results import Outcome
 from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
@@ -53,6 +54,7 @@ def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: s
     """Run the experiment inside a flow run, shown by `view`."""
     settings = read_settings()
     path = Path(experiment_file)
+    READING.set(view.reading)
     experiment = _open(path, None if data is None else Path(data), tracking_uri, settings)
     view.opened(experiment)
     file = experiment.file

@@ -18,6 +18,9 @@ from zeus_flows.reporting.text import joules
 class View(Protocol):
     """Is told how an experiment goes."""
 
+    def reading(self, share: float) -> None:
+        """So much of the data has been read, 0 to 1."""
+
     def opened(self, experiment: Experiment) -> None:
         """Data and slices are known."""
 
@@ -33,6 +36,9 @@ class View(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    def reading(self, share: float) -> None:
+        """Show nothing."""
 
     def opened(self, experiment: Experiment) -> None:
         """Show nothing."""
@@ -72,6 +78,10 @@ class ConsoleView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+    def reading(self, share: float) -> None:
+        """Move the bar while the data are read, in per cent."""
+        self._progress.update(self._task, description="reading the data", completed=round(100 * share), total=100)
 
     def opened(self, experiment: Experiment) -> None:
         """Show what was read, and how far an earlier process got."""
