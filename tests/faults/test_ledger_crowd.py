@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import uuid
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 
 from tests.builders import JOB
 from tests.ledger import crowd
+from tests.ledger.processes import fork_server
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.open import open_direct
 
@@ -25,8 +25,7 @@ ROUNDS = int(os.environ.get("ZEUS_FLOWS_TEST_ROUNDS", "4"))
 @pytest.mark.parametrize("store", ["postgres_uri", "server_on_sqlite"])
 def test_sixteen_at_once(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     uri = request.getfixturevalue(store)
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.ledger.brief", "tests.ledger.crowd"])
+    processes = fork_server()
     name, all_ready = f"crowd-{uuid.uuid4().hex[:8]}", processes.Barrier(PROCESSES)
     args = (name, uri, ROUNDS, tmp_path, all_ready)
     crew = [processes.Process(target=crowd.take_part, args=args) for _ in range(PROCESSES)]

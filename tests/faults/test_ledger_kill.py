@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
+from tests.ledger.processes import fork_server
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.open import open_direct
 
@@ -58,14 +58,6 @@ def known_history(_migrated_database: Path, tmp_path_factory: pytest.TempPathFac
     return path
 
 
-@pytest.fixture(scope="module")
-def processes() -> multiprocessing.context.ForkServerContext:
-    """Children that have mlflow imported already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ledger.brief"])
-    return context
-
-
 @pytest.mark.slow
 @pytest.mark.xdist_group("ledger-kill")
 @pytest.mark.parametrize(("scenario", "point"), CASES, ids=[point for _, point in CASES])
@@ -75,13 +67,12 @@ def test_killed_at(
     sqlite_uri: str,
     tmp_path: Path,
     known_history: Path,
-    processes: multiprocessing.context.ForkServerContext,
 ) -> None:
     if scenario != "fresh":
         shutil.copy(known_history, sqlite_uri.removeprefix("sqlite:///"))
     if scenario == "dead":
-        _run_to_its_death(processes, brief.leave_open, sqlite_uri, tmp_path)
-    _run_to_its_death(processes, brief.die_at, point, sqlite_uri, tmp_path, scenario)
+        _run_to_its_death(brief.leave_open, sqlite_uri, tmp_path)
+    _run_to_its_death(brief.die_at, point, sqlite_uri, tmp_path, scenario)
 
     job = replace(JOB, fingerprint="f1") if scenario == "changed" else JOB
     after = [brief.recur(sqlite_uri, tmp_path, energy_j=9000.0 + 10 * i, job=job) for i in range(2)]
@@ -104,10 +95,10 @@ def test_killed_at(
         assert _energies_before(sqlite_uri) >= {5000.0 + number for number in range(1, 10)}
 
 
-def _run_to_its_death(processes: multiprocessing.context.ForkServerContext, target: object, *args: object) -> None:
-    process = processes.Process(target=target, args=args)  # type: ignore[arg-type]
+def _run_to_its_death(target: object, *args: object) -> None:
+    process = fork_server().Process(target=target, args=args)  # type: ignore[arg-type]
     process.start()
-    process.join(timeout=60)
+    process.join(timeout=300)
     assert process.exitcode == -signal.SIGKILL, f"it was never there (exit {process.exitcode})"
 
 

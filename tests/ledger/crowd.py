@@ -15,6 +15,14 @@ from zeus_flows.ledger.open import open_direct
 
 def take_part(name: str, uri: str, rounds: int, folder: Path, all_ready: Barrier) -> None:
     """Decide and report, round by round, all at once; write down the number and the energy of each."""
+    try:
+        _take_part(name, uri, rounds, folder, all_ready)
+    except BaseException:
+        all_ready.abort()  # else the others would wait for ever
+        raise
+
+
+def _take_part(name: str, uri: str, rounds: int, folder: Path, all_ready: Barrier) -> None:
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "120"  # sixteen wait for one server on a busy machine
     job = replace(JOB, name=name)
     ledger = open_direct(job, tracking_uri=uri, energy_source=EnergySource.SIMULATED)

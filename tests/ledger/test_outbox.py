@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.ledger.processes import fork_server
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.outbox import Outbox
@@ -81,13 +81,12 @@ def test_of_several_processes_one_takes_each_item(outbox: Outbox, tmp_path: Path
         put(outbox, owner, n)
     results = tmp_path / "results"
     results.mkdir()
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tests.ledger.test_outbox"])
+    processes = fork_server()
     crew = [processes.Process(target=_take_over, args=(tmp_path, results)) for _ in range(4)]
     for process in crew:
         process.start()
     for process in crew:
-        process.join(60)
+        process.join(300)
     taken = [path.read_text().split() for path in results.iterdir()]
     assert len(taken) == 4
     assert sorted((n for items in taken for n in items), key=int) == expected

@@ -65,6 +65,8 @@ class Store:
 
     def __init__(self, tracking_uri: str, *, patience_s: float = 0.0) -> None:
         bound_mlflow()
+        if not tracking_uri.startswith("http"):  # seconds of importing are not MLflow's and do not count against it
+            import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
         self._tracking_uri = tracking_uri
         self._deadline: float | None = None
         self._patience_s = patience_s
