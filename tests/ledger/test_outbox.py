@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -68,10 +69,11 @@ def test_what_was_released_is_taken_over_although_its_process_goes_on(outbox: Ou
     assert [i.payload for i in outbox.due("job", owner=second.dump())] == ["a", "b"]
 
 
-def _take_over(folder: Path, results: Path) -> None:
+def _take_over(folder: Path, results: Path, all_done: Barrier) -> None:
     me = this_process()
     taken = Outbox(folder).due("job", owner=me.dump())
     (results / me.token).write_text("\n".join(item.payload for item in taken))
+    all_done.wait(300)  # one that ends leaves its items to the others
 
 
 def test_of_several_processes_one_takes_each_item(outbox: Outbox, tmp_path: Path) -> None:
@@ -82,7 +84,8 @@ def test_of_several_processes_one_takes_each_item(outbox: Outbox, tmp_path: Path
     results = tmp_path / "results"
     results.mkdir()
     processes = fork_server()
-    crew = [processes.Process(target=_take_over, args=(tmp_path, results)) for _ in range(4)]
+    all_done = processes.Barrier(4)
+    crew = [processes.Process(target=_take_over, args=(tmp_path, results, all_done)) for _ in range(4)]
     for process in crew:
         process.start()
     for process in crew:
