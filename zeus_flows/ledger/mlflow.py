@@ -37,13 +37,14 @@ from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.records import Decision, EnergySource, Gpu, InFlight, Job, Observation, Outcome, jsonable
 from zeus_flows.core.windows import beliefs, best_arm, boundary
-from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead, StoreError
+from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.ledger import codec, pages, snapshot
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, History, Ledger
 from zeus_flows.ledger.store import Store
+from zeus_flows.ledger.structure import Structure, Window, snapshot_of
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +63,7 @@ class OpenAttempt:
     lease: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The drift window that recurrences belong to now."""
-
-    run_id: str
-    number: int
-    first: int
-    counts_from: int
-    tags: Mapping[str, str]
-
-
-class MlflowLedger:
+class MlflowLedger(Structure):
     """One job's ledger on an MLflow tracking store.
 
     Args:
@@ -84,34 +74,10 @@ class MlflowLedger:
     """
 
     def __init__(self, job: Job, store: Store, energy_source: EnergySource, *, holder: Holder | None = None) -> None:
-        self._job, self._store, self._energy_source = job, store, energy_source
+        super().__init__(job, store, energy_source)
         self._holder = holder or this_process()
-        self._experiment_id: str | None = None
-        self._root: tuple[str, str] | None = None
-        self._window: _Window | None = None
-        self._pages: dict[int, str] = {}
         self._closed: dict[str, Observation | None] = {}  # None: its run is gone
         self._last_start_ms: int | None = None
-
-    @property
-    def key(self) -> str:
-        """Names the store and the job, without secrets."""
-        return json.dumps([self._store.location, self._job.name])
-
-    @property
-    def name(self) -> str:
-        """The job's name."""
-        return self._job.name
-
-    @property
-    def experiment_id(self) -> str:
-        """The experiment that holds the attempts and drift windows; made if need be."""
-        if self._experiment_id is None:
-            found = self._store.experiment(self._job.name)
-            made = None if found else self._store.create_experiment(self._job.name)
-            found = found or (self._store.experiment(self._job.name) if made is None else None)
-            self._experiment_id = made or str(found.experiment_id if found else "")
-        return self._experiment_id
 
     # -- recurrences and decisions -----------------------------------------------------------------------------------
 
@@ -319,14 +285,6 @@ class MlflowLedger:
         self._read_attempts(run_id for (r, _), run_id in page.attempts.items() if r >= window.counts_from)
         return self._counting(page, after=window.counts_from - 1)
 
-    def last_recurrence(self) -> int:
-        """Return the newest recurrence number that was taken; 0 where none was."""
-        if self._find_root(make=False) is None or not (known := self._page_ids()):
-            return 0
-        newest = max(known)
-        claims = Page().read(self._store.params(known[newest])).claims
-        return max(claims, default=newest * pages.SIZE)
-
     def verify(self) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
         if self._find_root(make=False) is None:
@@ -335,7 +293,7 @@ class MlflowLedger:
         folded = policy.fold(self._job, self.observations())
         return policy.to_json(state) == policy.to_json(folded), folded.observations
 
-    def _fold(self, window: _Window, *, keep: bool) -> tuple[policy.State, tuple[OpenAttempt, ...], Page]:
+    def _fold(self, window: Window, *, keep: bool) -> tuple[policy.State, tuple[OpenAttempt, ...], Page]:
         """Return the state, what is open, and the pages since the snapshot; `keep` a new snapshot where it is time.
 
         Page by page: where a long history must be folded anew, what was folded before time ran out is kept.
@@ -367,7 +325,7 @@ class MlflowLedger:
             state = policy.advance(self._job, state, observation)
         return state, tuple(still_open), page
 
-    def _worth_reading(self, page: Page, window: _Window, *, after: int) -> list[str]:
+    def _worth_reading(self, page: Page, window: Window, *, after: int) -> list[str]:
         """Return the attempts that a fold must read: those that may count or are open, and the newest for its time."""
         newest = max(page.attempts, default=None)
         wanted = {
@@ -447,34 +405,6 @@ class MlflowLedger:
         """Delete a run that never became part of the ledger."""
         self._store.delete(run_id)
 
-    # -- root, windows, pages ----------------------------------------------------------------------------------------
-
-    def window(self) -> _Window:
-        """Return the drift window that recurrences belong to now, opening one where comparability ended."""
-        window = self._current_window()
-        while not self._is_mine(window):
-            window, _ = self._open_comparable(window)
-        return window
-
-    def open_window(self, opened_by: str, *, counts_from: int) -> _Window:
-        """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
-        while True:
-            window, stands = self._open_after(self._look(), opened_by, first=counts_from, counts_from=counts_from)
-            if stands:
-                return window
-
-    def _open_comparable(self, current: _Window) -> tuple[_Window, bool]:
-        """Open a window for what is no longer comparable; one that was about the same before is taken up again."""
-        first = max(self.last_recurrence(), 1)
-        counts_from = max(current.counts_from, snapshot.covers(current.tags) + 1)  # others may be under way since then
-        about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
-        earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
-        if earlier is None or "zf.counts_from" not in earlier.data.params:
-            return self._open_after(current, "fingerprint", first=first, counts_from=counts_from)
-        known = _read_window(earlier)
-        kept = _snapshot_of(known)
-        return self._open_after(current, "fingerprint", first=first, counts_from=known.counts_from, kept=kept)
-
     def _end_window(self, recurrence: int, observations: Sequence[Observation]) -> None:
         """Open the next drift window where this recurrence ended the current one: drift, or N recurrences are full."""
         window = self.window()
@@ -501,155 +431,10 @@ class MlflowLedger:
             "zf.best_batch_size": str(best_arm(arms) or ""),
         }
         self._store.log(window.run_id, tags=tags)
-        kept = _snapshot_of(window)
+        kept = snapshot_of(window)
         self._open_after(window, found.kind, first=recurrence + 1, counts_from=window.counts_from, kept=kept)
 
-    def reset(self) -> int:
-        """Start a new drift window in which nothing that was observed before counts; return its number."""
-        return self.open_window("reset", counts_from=self.last_recurrence() + 1).number
-
-    def _is_mine(self, window: _Window) -> bool:
-        mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
-        return all(window.tags.get(name) == value for name, value in mine.items())
-
-    def _current_window(self) -> _Window:
-        """Return the newest drift window that this ledger knows of, whatever it is about."""
-        return self._window or self._look()
-
-    def _look(self) -> _Window:
-        """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
-        root = self._store.run(self._require_root()[1])
-        self._learn_pages(root.data.params)
-        run = root
-        if (hint := root.data.tags.get("zf.current_window")) and hint != root.info.run_id:
-            run = self._store.run(hint)
-        while following := run.data.params.get("zf.next_window"):
-            run = self._store.run(following)
-        self._window = _read_window(run)
-        return self._window
-
-    def _windows(self) -> tuple[str, ...]:
-        """Return the run ids of all drift windows, in order."""
-        found = [self._require_root()[1]]
-        while following := self._store.params(found[-1]).get("zf.next_window"):
-            found.append(following)
-        return tuple(found)
-
-    def _open_after(
-        self,
-        current: _Window,
-        opened_by: str,
-        *,
-        first: int,
-        counts_from: int,
-        kept: Mapping[str, str] | None = None,
-    ) -> tuple[_Window, bool]:
-        """Open the window after `current`; return the one that stands, and whether it is the one opened here.
-
-        Args:
-            current: What it follows.
-            opened_by: What began it.
-            first: Its first recurrence.
-            counts_from: The first recurrence that counts for decisions.
-            kept: Tags of a snapshot that is still of use.
-        """
-        candidate = self._create_window(
-            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, kept=kept
-        )
-        reached("after-create-window")
-        winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
-        reached("after-link-window")
-        if winner != candidate:
-            self._store.delete(candidate)
-        self._store.end(current.run_id)
-        self._store.log(self._require_root()[1], tags={"zf.current_window": winner})
-        window = _read_window(self._store.run(winner))
-        self._window = window
-        return window, winner == candidate
-
-    def _create_window(
-        self, *, number: int, opened_by: str, first: int, counts_from: int, kept: Mapping[str, str] | None = None
-    ) -> str:
-        run_id = self._store.create_run(
-            self.experiment_id,
-            name=f"drift window {number}{self._mark}",
-            tags={
-                "zf.kind": "drift-window",
-                "zf.fingerprint": self._job.fingerprint,
-                "zf.energy_source": self._energy_source.value,
-                **(kept or {}),
-            },
-        )
-        params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}
-        texts = {name: str(value) for name, value in params.items()}
-        self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
-        return run_id
-
-    def _find_root(self, *, make: bool) -> tuple[str, str] | None:
-        """Return the ledger's experiment and the run that is its root; None where there is none and none is made."""
-        if self._root is None:
-            name = f"{self._job.name}.ledger"
-            experiment = self._store.experiment(name)
-            if experiment is None:
-                if not make:
-                    return None
-                candidate = self._create_window(number=1, opened_by="first", first=1, counts_from=1)
-                reached("after-create-root")
-                made = self._store.create_experiment(name, tags={"zf.root": candidate})
-                if made is not None:
-                    self._root = made, candidate
-                    return self._root
-                experiment = self._store.experiment(name)
-                if (
-                    experiment is not None and experiment.tags.get("zf.root") != candidate
-                ):  # else only the answer was lost
-                    self._store.delete(candidate)
-            if experiment is None or "zf.root" not in experiment.tags:
-                raise StoreError(f"the experiment {name} was not made by zeus_flows; rename the job or that experiment")
-            self._root = str(experiment.experiment_id), str(experiment.tags["zf.root"])
-        return self._root
-
-    def _require_root(self) -> tuple[str, str]:
-        root = self._find_root(make=True)
-        assert root is not None
-        return root
-
-    def _page_ids(self) -> dict[int, str]:
-        """Return the pages there are, by number."""
-        return self._learn_pages(self._store.params(self._require_root()[1]))
-
-    def _learn_pages(self, params: Mapping[str, str]) -> dict[int, str]:
-        for name, value in params.items():
-            if name.startswith("zf.page."):
-                self._pages[int(name.removeprefix("zf.page."))] = value
-        return self._pages
-
-    def _page(self, number: int) -> str:
-        """Return the run that is page `number`, making it if need be."""
-        if number not in self._pages and number not in self._page_ids():
-            experiment_id, root_id = self._require_root()
-            candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={"zf.kind": "page"})
-            reached("after-create-page")
-            self._pages[number] = self._store.set_once(root_id, f"zf.page.{number}", candidate)
-            reached("after-link-page")
-            if self._pages[number] != candidate:
-                self._store.delete(candidate)
-        return self._pages[number]
-
-    def _read_pages(self, after: int) -> Page:
-        """Return all pages from the one with the recurrence after `after`, as one."""
-        page = Page()
-        for number in sorted(self._page_ids()):
-            if number >= pages.number_of(after + 1):
-                page.read(self._store.params(self._pages[number]))
-        return page
-
     # -- names -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _mark(self) -> str:
-        """What a run's name says of its joules, where they were not measured."""
-        return "" if self._energy_source is EnergySource.MEASURED else f" · {self._energy_source.value} energy"
 
     def _name(self, record: Decision | Observation) -> str:
         return f"attempt {record.recurrence}.{record.attempt} of {self._job.name}"
@@ -674,22 +459,6 @@ class MlflowLedger:
 def _pause_s(tries: int) -> float:
     """Return how long to wait after a lost race: at random, so that those who lost together part."""
     return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2.0 ** min(tries, 9))
-
-
-def _read_window(run: Run) -> _Window:
-    params = run.data.params
-    return _Window(
-        run_id=str(run.info.run_id),
-        number=int(params["zf.window"]),
-        first=int(params["zf.first_recurrence"]),
-        counts_from=int(params["zf.counts_from"]),
-        tags=dict(run.data.tags),
-    )
-
-
-def _snapshot_of(window: _Window) -> dict[str, str]:
-    """Return the tags of a window's snapshot."""
-    return {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}
 
 
 def _metrics(values: Mapping[str, float | None], *, step: int, at_s: float | None) -> list[Metric]:
