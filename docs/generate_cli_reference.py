@@ -18,13 +18,7 @@ Made by `make docs` from the commands' own help texts.
 
 def commands(command: click.Command, path: tuple[str, ...] = ("zeus-flows",)) -> Iterator[tuple[str, str]]:
     """Yield every command with its help text, as it is typed."""
-    context = click.Context(
-        command,
-        info_name=" ".join(path),
-        terminal_width=100,
-        max_content_width=100,
-        help_option_names=main.context_settings["help_option_names"],
-    )
+    context = click.Context(command, info_name=" ".join(path), terminal_width=100, max_content_width=100)
     yield " ".join(path), command.get_help(context)
     if isinstance(command, click.Group):
         for name in sorted(command.commands):

@@ -32,7 +32,7 @@ class _Group(click.Group):
             ctx.exit(error.exit_code)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Group, context_settings={"max_content_width": 100})
 @click.version_option(package_name="zeus-flows", prog_name="zeus-flows")
 def main() -> None:
     """Make recurring GPU training cheaper in energy and time.

@@ -13,7 +13,7 @@ from rich.console import Console
 from zeus_flows.core import policy
 from zeus_flows.core.records import Ask, EnergySource, Job, Observation, decision_seed, jsonable
 from zeus_flows.core.savings import savings
-from zeus_flows.errors import ConfigError, TargetNeverReached
+from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
@@ -61,8 +61,7 @@ def run(request: Request) -> int:
         for _ in range(request.recurrences):
             done.append(_run_flow(request, uri))
             view.recurrence(done[-1])
-    ledger = _ledger(job_file, uri, trainer.energy_source)
-    observations = ledger.observations()
+    observations, experiment_id = _history(job_file, uri, trainer.energy_source)
     saved = savings(job_file.core(), observations)
     if request.as_json:
         document = _document(job_file, uri, trainer.energy_source) | {
@@ -70,11 +69,24 @@ def run(request: Request) -> int:
             "savings": jsonable(saved),
         }
         click.echo(json.dumps(document, indent=2))
+    elif experiment_id is None:
+        view.say(
+            "MLflow does not answer: what these recurrences brought is kept and will be delivered by the next one."
+        )
     else:
         at_default = [o for o in observations if o.converged and o.batch_size == job_file.default_batch_size]
         view.summary(saved, default_runs=len(at_default))
-        view.where_to_look(series_url(uri, ledger.experiment_id), ui_command(uri))
+        view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
+
+
+def _history(job_file: JobFile, uri: str, source: EnergySource) -> tuple[tuple[Observation, ...], str | None]:
+    """Return the observations and their experiment; nothing and None where MLflow does not answer."""
+    ledger = _ledger(job_file, uri, source)
+    try:
+        return ledger.observations(), ledger.experiment_id
+    except StoreUnavailable:
+        return (), None
 
 
 def dry_run(request: Request) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +13,9 @@ from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import ConfigError
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.importing import Columns, import_runs
-from zeus_flows.ledger.janitor import sweep
+from zeus_flows.ledger.janitor import sweep_orphans
 from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.ledger.outbox import Outbox
+from zeus_flows.ledger.open import open_direct, open_durable
 from zeus_flows.ledger.store import Store
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
 
@@ -45,14 +46,25 @@ def energy_source_of(job_file: JobFile) -> EnergySource:
 
 
 def janitor(target: Target) -> int:
-    """Close recurrences whose process is dead; say which."""
+    """Deliver what dead processes left in the outbox, close their recurrences, and discard runs nobody refers to."""
     from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 
-    _, ledger, _, settings = target.open()
-    buried = sweep(ledger, Outbox(settings.state_dir), flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
+    job_file, ledger, uri, settings = target.open()
+    with closing(
+        open_durable(
+            job_file.core(),
+            tracking_uri=uri,
+            energy_source=energy_source_of(job_file),
+            state_dir=settings.state_dir,
+        )
+    ) as durable:
+        buried = durable.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
+    orphans = sweep_orphans(ledger, now_s=time.time())
     for grave in buried:
         click.echo(f"recurrence {grave.recurrence} was closed: {grave.why}")
-    if not buried:
+    if orphans:
+        click.echo(f"{len(orphans)} runs that a killed process had made and nothing refers to were discarded")
+    if not buried and not orphans:
         click.echo("nothing is dead; what another machine holds is dead after five minutes without a heartbeat")
     return 0
 

@@ -101,6 +101,10 @@ class RunView:
                 "[yellow]Simulated energy:[/] the training was real, the joules come from a model of the GPU."
             )
 
+    def say(self, text: str) -> None:
+        """Show a sentence."""
+        self._console.print(f"\n{text}")
+
     def where_to_look(self, url: str, command: str | None) -> None:
         """Say how to see the runs in MLflow."""
         if command:
