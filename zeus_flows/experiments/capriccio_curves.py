@@ -19,18 +19,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-
-import torch
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio import split
 from zeus_flows.experiments.capriccio_data import Dataset
 from zeus_flows.experiments.capriccio_file import ExperimentFile, load_experiment
 from zeus_flows.experiments.capriccio_models import Learner, Prepared, Scores, prepare
+from zeus_flows.experiments.flights import one_thread
 from zeus_flows.settings import read_settings
 
 LAYOUT = 1  # of the file; a change makes old files unread
@@ -98,7 +96,7 @@ class CellTrainer:
     def curve(self, cell: Cell) -> Curve:
         """Train a cell until the target, or for the job's max_epochs, on one thread."""
         target, scores = self.job.target, []
-        with _one_thread():
+        with one_thread():
             for now in self.learner(cell).epochs():
                 scores.append(now)
                 value = getattr(now, target.metric)
@@ -109,7 +107,7 @@ class CellTrainer:
     def trained(self, cell: Cell, epochs: int) -> Learner:
         """Return a training run after so many epochs."""
         learner = self.learner(cell)
-        with _one_thread():
+        with one_thread():
             for _ in zip(range(epochs), learner.epochs(), strict=False):
                 pass
         return learner
@@ -247,17 +245,6 @@ class _Counted:
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._steps))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: models this small only lose by being shared out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _read(path: Path) -> Iterator[tuple[Cell, Curve]]:

@@ -111,7 +111,7 @@ def train(
     x, y, x_validation, y_validation = (
         torch.from_numpy(part).to(device) for part in (data.x_train, data.y_train, data.x_validation, data.y_validation)
     )
-    with _one_thread():
+    with one_thread():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(session.seed)
             model = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Flatten(0))
@@ -183,7 +183,7 @@ def logistic_log_loss(x: Floats, y: Floats, x_validation: Floats, y_validation: 
     ridge = torch.full((design.shape[1],), 2.0 * _RIDGE * len(x), dtype=torch.float64)
     ridge[-1] = 1e-6  # the intercept is free
     weights = torch.zeros_like(ridge)
-    with _one_thread():
+    with one_thread():
         for _ in range(6):
             p = torch.sigmoid(design @ weights)
             gradient = design.T @ (p - late) + ridge * weights
@@ -198,7 +198,7 @@ def _with_intercept(x: Floats) -> Tensor:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Keep torch to one thread: matrices this small only lose by being shared out, most of all on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

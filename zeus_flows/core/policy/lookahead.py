@@ -9,22 +9,12 @@ from __future__ import annotations
 
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.policy import shared_belief
-from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
+from zeus_flows.core.policy.base import Choice, Policy, View
 from zeus_flows.core.records import Job
 
 
-class Lookahead:
+class Lookahead(shared_belief.OnSharedBelief):
     """Knowledge gradient on the belief of `zeus_flows.core.belief`."""
-
-    belief_type = EpochsBelief
-
-    def initial(self, job: Job) -> EpochsBelief:
-        """Return the belief before any observation."""
-        return EpochsBelief.empty(job.batch_sizes, job.default_batch_size)
-
-    def learn(self, job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
-        """Return the belief after one more lesson."""
-        return shared_belief.learn(job, belief, lesson)
 
     def choose(self, job: Job, belief: EpochsBelief, view: View) -> Choice:
         """Return the candidate that is expected to pay most, or the incumbent where none does."""

@@ -40,6 +40,20 @@ def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
     return belief.stop(lesson.batch_size, lesson.epochs, max_epochs=job.max_epochs)
 
 
+class OnSharedBelief:
+    """What the policies on this belief have in common; each adds its own `choose`."""
+
+    belief_type = EpochsBelief
+
+    def initial(self, job: Job) -> EpochsBelief:
+        """Return the belief before any observation."""
+        return EpochsBelief.empty(job.batch_sizes, job.default_batch_size)
+
+    def learn(self, job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
+        """Return the belief after one more lesson."""
+        return learn(job, belief, lesson)
+
+
 @dataclass(frozen=True)
 class Outlook:
     """The belief about cost, on the GPU that was asked for.

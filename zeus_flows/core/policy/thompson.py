@@ -9,24 +9,14 @@ from __future__ import annotations
 
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.policy import shared_belief
-from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, from_log, joules, times
+from zeus_flows.core.policy.base import Choice, Policy, View, from_log, joules, times
 from zeus_flows.core.records import Explanation, Job, Reason
 
 TEMPER = 0.5  # draws deviate by this share of the belief's standard deviation
 
 
-class Thompson:
+class Thompson(shared_belief.OnSharedBelief):
     """Thompson sampling on the belief of `zeus_flows.core.belief`."""
-
-    belief_type = EpochsBelief
-
-    def initial(self, job: Job) -> EpochsBelief:
-        """Return the belief before any observation."""
-        return EpochsBelief.empty(job.batch_sizes, job.default_batch_size)
-
-    def learn(self, job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
-        """Return the belief after one more lesson."""
-        return shared_belief.learn(job, belief, lesson)
 
     def choose(self, job: Job, belief: EpochsBelief, view: View) -> Choice:
         """Return the arm whose drawn cost is least."""
