@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,18 @@ import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.states import Running
 from prefect.variables import Variable
 
+from tests.builders import decision
 from tests.training_functions import write_job
-from zeus_flows.core.records import Outcome
+from zeus_flows.core.records import EnergySource, Outcome
+from zeus_flows.job import load_job
 from zeus_flows.ledger.codec import load_decision, load_observation
+from zeus_flows.ledger.lease import this_process
+from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.store import Store
 from zeus_flows.orchestration.flow import RecurrenceFailed, recurrence
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.xdist_group("prefect")]
@@ -118,3 +127,29 @@ def test_one_variable_rolls_a_fleet_back_and_a_wrong_value_stops_nothing(tmp_pat
             assert runs(sqlite_uri, "attempt")[-1]["data"]["tags"]["zf.mode"] == mode
     finally:
         Variable.unset("zeus_flows_mode")
+
+
+def test_what_a_killed_process_left_is_closed_in_mlflow_and_in_prefect_by_the_next_recurrence(
+    tmp_path: Path, sqlite_uri: str
+) -> None:
+    path = write_job(tmp_path / "job.yaml")
+    with get_client(sync_client=True) as client:
+        killed = client.create_flow_run(recurrence, parameters={"job_file": str(path)}, state=Running())
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    holder = replace(this_process(flow_run_id=str(killed.id)), pid=dead.pid, started=1)
+    job = load_job(path).core()
+    ledger = MlflowLedger(job, Store(sqlite_uri), EnergySource.SIMULATED, holder=holder)
+    ledger.decided(decision(ledger.begin(), batch_size=64, explores=True), {})
+
+    assert recurrence(str(path), tracking_uri=sqlite_uri).number == 2
+
+    left, _ = runs(sqlite_uri, "attempt")
+    assert (left["info"]["status"], left["data"]["tags"]["zf.outcome"]) == ("FAILED", "failed")
+    assert left["data"]["tags"]["zf.detail"].startswith("declared dead")
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(killed.id).state
+    assert state is not None
+    assert state.is_crashed()
+    assert "declared dead by zeus_flows" in str(state.message)
+    assert open_direct(job, tracking_uri=sqlite_uri, energy_source=EnergySource.SIMULATED).history().in_flight == ()
