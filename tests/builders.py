@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.records import (
     Decision,
     EnergySource,
@@ -30,6 +31,12 @@ def profile(batch_size: int = 64, *, complete: bool = True) -> PowerProfile:
     """Return a profile of two limits."""
     measurements = (LimitMeasurement(250.0, 200.0, 100.0), LimitMeasurement(150.0, 130.0, 90.0))
     return PowerProfile(batch_size, GPU, measurements, complete=complete)
+
+
+def gate_check(recurrence: int, *, skips: bool, trained_in: int = 1, value: float | None = 0.91) -> GateCheck:
+    """Return what a gate found about the model of an earlier recurrence."""
+    question = Question(recurrence, trained_in, 1, 64)
+    return GateCheck(question, "accuracy", value, skips, skips, "because", {"accuracy": value or 0.0, "f1": 0.5}, 2.0)
 
 
 def observation(recurrence: int, attempt: int = 1, batch_size: int = 64, **changes: Any) -> Observation:

@@ -133,3 +133,30 @@ def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(tmp_path: Path) 
     assert row.split()[0] == "3"
     assert "SIMULATED" in second.stdout
     assert "ui --backend-store-uri sqlite:///mlflow.db" in second.stdout
+
+
+@pytest.mark.slow
+def test_a_gate_s_skips_are_shown_counted_and_in_the_document(tmp_path: Path) -> None:
+    gate = {"function": "tests.training_functions:evaluate", "max_age": 2}
+    job = write_job(tmp_path / "job.yaml", gate=gate)
+    shown = zeus_flows("run", str(job), "--recurrences", "3", cwd=tmp_path, COLUMNS="200")
+    assert shown.returncode == 0, shown.stderr
+    assert "skipped the model of recurrence 1 still meets the target" in " ".join(shown.stdout.split())
+    assert "1 of these 3 recurrences was skipped by the drift gate" in shown.stdout
+    done = zeus_flows("run", str(job), "--json", cwd=tmp_path)
+    (fourth,) = json.loads(done.stdout)["recurrences"]
+    assert (fourth["skipped"], fourth["attempts"], fourth["converged"]) == (True, [], True)
+    assert fourth["gate"]["question"]["trained_in"] == 3
+    drift = zeus_flows("drift", str(job), cwd=tmp_path)
+    assert "The drift gate was asked 3 times and skipped 2 recurrences." in drift.stdout
+    dry = zeus_flows("run", str(job), "--dry-run", cwd=tmp_path)
+    assert "The drift gate is asked first" in dry.stdout
+
+
+def test_a_gate_that_does_not_exist_exits_2_and_nothing_runs(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.yaml", gate={"function": "tests.training_functions:evaluat"})
+    done = zeus_flows("run", str(job), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gate.function" in done.stderr
+    assert "did you mean 'evaluate'?" in done.stderr
+    assert left_in(tmp_path) == {"job.yaml"}

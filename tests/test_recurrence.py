@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import GPU, JOB, observation
+from zeus_flows.core.gate import Question
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile, Selector
+from zeus_flows.job import Target
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.ledger.protocol import EpochReport
 from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
+from zeus_flows.training.gate import Gate
 from zeus_flows.training.trainer import AttemptFailed
 
 
@@ -44,8 +47,10 @@ class ScriptedTrainer:
         return observed
 
 
-def run(trainer: ScriptedTrainer, job: Job = JOB, ledger: MemoryLedger | None = None) -> Recurrence:
-    steps = LocalSteps(job, ledger or MemoryLedger(job, trainer.energy_source), trainer)
+def run(
+    trainer: ScriptedTrainer, job: Job = JOB, ledger: MemoryLedger | None = None, gate: Gate | None = None
+) -> Recurrence:
+    steps = LocalSteps(job, ledger or MemoryLedger(job, trainer.energy_source), trainer, gate=gate)
     return run_recurrence(steps.job, steps)
 
 
@@ -108,3 +113,90 @@ def test_where_energy_means_nothing_the_objective_is_time() -> None:
     (job, _, _) = trainer.seen[0]
     assert job.selector is Selector.TIME
     assert job.objective_eta == 0.0
+
+
+class Asked:
+    """A gate's evaluation that finds what it is told, and remembers what it was asked."""
+
+    def __init__(self, *findings: object) -> None:
+        self.findings, self.questions = list(findings), list[Question]()
+
+    def __call__(self, question: Question) -> object:
+        self.questions.append(question)
+        found = self.findings.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    @property
+    def gate(self) -> Gate:
+        return Gate(self, Target(metric="accuracy", value=0.9, better="higher"))
+
+
+def test_a_gate_is_asked_first_and_what_it_skips_is_not_trained() -> None:
+    ledger, trainer, asked = MemoryLedger(JOB, EnergySource.SIMULATED), ScriptedTrainer(), Asked(0.95, 0.85, 0.95)
+    done = [run(trainer, ledger=ledger, gate=asked.gate) for _ in range(4)]
+    assert [recurrence.skipped for recurrence in done] == [False, True, False, True]
+    assert [recurrence.number for recurrence in done] == [1, 2, 3, 4]
+    assert [recurrence.converged for recurrence in done] == [True] * 4
+    assert [len(recurrence.attempts) for recurrence in done] == [1, 0, 1, 0]
+    assert [(q.recurrence, q.trained_in, q.age) for q in asked.questions] == [(2, 1, 1), (3, 1, 2), (4, 3, 1)]
+    assert done[1].energy_j == done[1].time_s == done[1].cost_j(JOB) == 0.0
+    assert {check.verdict for check in ledger.store.checks.values()} == {"skip", "retrain"}
+
+
+def test_before_any_model_has_reached_the_target_there_is_nothing_to_ask() -> None:
+    ledger, trainer, asked = (
+        MemoryLedger(JOB, EnergySource.SIMULATED),
+        ScriptedTrainer(*[Outcome.EXHAUSTED] * 4),
+        Asked(),
+    )
+    assert not run(trainer, ledger=ledger, gate=asked.gate).converged
+    assert run(trainer, ledger=ledger, gate=asked.gate).converged
+    assert asked.questions == []
+
+
+def test_a_model_of_another_fingerprint_is_not_asked_about() -> None:
+    ledger, asked = MemoryLedger(JOB, EnergySource.SIMULATED), Asked()
+    run(ScriptedTrainer(), ledger=ledger, gate=asked.gate)
+    changed = replace(JOB, fingerprint="another target")
+    run(ScriptedTrainer(), changed, MemoryLedger(changed, EnergySource.SIMULATED, ledger.store), gate=asked.gate)
+    assert asked.questions == []
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.POWER])
+def test_a_mode_that_may_not_change_the_job_asks_the_gate_and_trains(mode: Mode) -> None:
+    job = replace(JOB, mode=mode)
+    ledger, trainer, asked = MemoryLedger(job, EnergySource.SIMULATED), ScriptedTrainer(), Asked(0.95)
+    run(trainer, job, ledger)
+    done = run(trainer, job, ledger, asked.gate)
+    assert (done.skipped, len(done.attempts)) == (False, 1)
+    assert done.check is not None
+    assert done.check.passes
+    assert f"the mode is {mode}: nothing is skipped" in done.check.text
+
+
+def test_a_job_that_is_off_asks_no_gate() -> None:
+    job = replace(JOB, mode=Mode.OFF)
+    ledger, trainer, asked = MemoryLedger(job, EnergySource.SIMULATED), ScriptedTrainer(), Asked(0.95)
+    for _ in range(2):
+        assert run(trainer, job, ledger, asked.gate).check is None
+    assert asked.questions == []
+
+
+def test_a_gate_that_breaks_costs_no_model() -> None:
+    ledger, trainer, asked = MemoryLedger(JOB, EnergySource.SIMULATED), ScriptedTrainer(), Asked(OSError("no model.pt"))
+    run(trainer, ledger=ledger)
+    done = run(trainer, ledger=ledger, gate=asked.gate)
+    assert (done.skipped, len(done.attempts)) == (False, 1)
+    assert done.check is not None
+    assert "OSError: no model.pt" in done.check.text
+
+
+def test_an_order_to_stop_ends_the_gate_and_goes_on_as_it_is() -> None:
+    ledger, trainer, asked = MemoryLedger(JOB, EnergySource.SIMULATED), ScriptedTrainer(), Asked(KeyboardInterrupt())
+    run(trainer, ledger=ledger)
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, ledger=ledger, gate=asked.gate)
+    assert "cancelled" in ledger.store.checks[2].text
+    assert len(ledger.observations()) == 1

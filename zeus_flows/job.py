@@ -15,6 +15,7 @@ from zeus_flows.core.records import Drift, Job, Mode, Selector
 from zeus_flows.yaml_file import Kind, one_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
 SIMULATED_GPUS: tuple[SimulatedGpu, ...] = get_args(SimulatedGpu)
 DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GPUS))
@@ -75,9 +76,20 @@ class TrainSection(_Section):
     `retries` is how often a training that broke is tried again from its last checkpoint; without one it is not.
     """
 
-    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    function: str = Field(pattern=FUNCTION_PATTERN)
     parameters: dict[str, Any] = Field(default_factory=dict)
     retries: int = Field(default=2, ge=0)
+
+
+class GateSection(_Section):
+    """The drift gate: a function, as `module:function`, that evaluates the newest model on the new slice.
+
+    Where that meets the target nothing is trained, unless the model is `max_age` recurrences old.
+    """
+
+    function: str = Field(pattern=FUNCTION_PATTERN)
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    max_age: int | None = Field(default=None, ge=1)
 
 
 class Simulation(_Section):
@@ -128,6 +140,7 @@ class JobFile(_Section):
     optimizer: str = "adam"
     learning_rate: LearningRate = LearningRate()
     train: TrainSection
+    gate: GateSection | None = None
     tracking_uri: str | None = None
     simulation: Simulation = Simulation()
 
@@ -236,6 +249,7 @@ _FILE = Kind(
         "target.better": "higher   # or lower",
         "train": "{function: my_package.my_module:train}",
         "train.function": "my_package.my_module:function",
+        "gate.function": "my_package.my_module:function",
     },
 )
 

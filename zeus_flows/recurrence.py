@@ -1,5 +1,7 @@
 """One recurrence: decide, train, observe; again at another batch size where an attempt did not converge.
 
+A drift gate, where the job has one, is asked before that whether anything needs to be trained.
+
 No Prefect in here: production (`zeus_flows.orchestration`) and trace replay (`zeus_flows.experiments`) share this loop.
 """
 
@@ -12,6 +14,7 @@ from typing import NoReturn, Protocol
 from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.observer import tried_batch_sizes
 from zeus_flows.core.records import (
     Ask,
@@ -30,6 +33,7 @@ from zeus_flows.core.records import (
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, Ledger
+from zeus_flows.training.gate import Gate
 from zeus_flows.training.trainer import AttemptFailed
 
 
@@ -65,15 +69,27 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """A recurrence that has ended."""
+    """A recurrence that has ended.
+
+    Attributes:
+        number: Which.
+        attempts: Its attempts, each with how it went; none where it was skipped.
+        check: What its drift gate found; None where none was asked.
+    """
 
     number: int
     attempts: tuple[tuple[Attempt, Observation], ...]
+    check: GateCheck | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its drift gate found that nothing needs to be trained."""
+        return self.check is not None and self.check.skips
 
     @property
     def converged(self) -> bool:
-        """Whether its last attempt reached the target."""
-        return self.attempts[-1][1].converged
+        """Whether its last attempt reached the target, or the model there is still does."""
+        return self.skipped or self.attempts[-1][1].converged
 
     @property
     def energy_j(self) -> float:
@@ -96,6 +112,9 @@ class Steps(Protocol):
     def begin(self) -> int:
         """Take the next recurrence number."""
 
+    def gate(self, recurrence: int) -> GateCheck | None:
+        """Ask the drift gate whether anything needs to be trained; None where there is none to ask."""
+
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Choose a batch size and write the decision."""
 
@@ -117,17 +136,56 @@ class LocalSteps:
         ledger: Where decisions and observations go.
         trainer: What trains.
         context: Tags for the attempts' runs, such as links to the flow run.
+        gate: The job's drift gate; None: every recurrence trains.
     """
 
-    def __init__(self, job: Job, ledger: Ledger, trainer: Trainer, context: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        trainer: Trainer,
+        context: Mapping[str, str] | None = None,
+        gate: Gate | None = None,
+    ) -> None:
         if trainer.energy_source is EnergySource.NONE:
             job = replace(job, selector=Selector.TIME)
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {"zf.gpu": trainer.gpu.key} | dict(context or {})
+        self._gate = gate
 
     def begin(self) -> int:
         """Take the next recurrence number."""
         return self.ledger.begin()
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a drift gate may be asked."""
+        return self._gate is not None and self.job.mode is not Mode.OFF
+
+    def gate(self, recurrence: int) -> GateCheck | None:
+        """Ask the drift gate about the newest model that counts, where there is one; write what it found.
+
+        A model of another fingerprint or from before a reset does not count. Without MLflow, training is the safe side.
+        """
+        if self._gate is None or self.job.mode is Mode.OFF:
+            return None
+        history = self.ledger.history()
+        if history.degraded or history.state.newest_model is None:
+            return None
+        try:
+            check_id = self.ledger.asked(recurrence, self._context)
+        except StoreUnavailable:
+            return None
+        reached("after-ask")
+        question = Question(recurrence, *history.state.newest_model)
+        try:
+            check = self._gate.check(question, self.job.mode)
+        except BaseException as order:  # to stop: the gate's run must not look as if it went on
+            self.ledger.gated(check_id, self._gate.broken(question, order))
+            raise
+        reached("after-check")
+        self.ledger.gated(check_id, check)
+        return check
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Choose a batch size from the history and write the decision."""
@@ -222,6 +280,8 @@ def stand_in(job: Job, decision: Decision) -> Decision:
 def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     """Run one recurrence to its end: attempts until one converges or `job.max_attempts` have not.
 
+    None where the drift gate finds that the model there is will do.
+
     Where the batch size may not change there is nothing else to try: one attempt. Batch sizes that do not fit the GPU
     are soon told and do not count.
     """
@@ -232,6 +292,9 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     tried: set[int] = set()
     left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
     try:
+        check = steps.gate(number)
+        if check is not None and check.skips:
+            return Recurrence(number, (), check)
         while left:
             attempt = steps.decide(number, tuple(observations))
             observation = steps.train(attempt)
@@ -248,7 +311,7 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
         steps.end(number, ())
         raise
     steps.end(number, tuple(observations))
-    return Recurrence(number, tuple(zip(attempts, observations, strict=True)))
+    return Recurrence(number, tuple(zip(attempts, observations, strict=True)), check)
 
 
 def _does_not_fit(job: Job, observation: Observation, tried: set[int]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.builders import JOB, decision, observation
+from tests.builders import JOB, decision, gate_check, observation
 from zeus_flows.core import policy
 from zeus_flows.core.records import EnergySource, Job
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
@@ -150,6 +150,33 @@ def test_a_new_fingerprint_starts_from_nothing(open_ledger: Open) -> None:
     ledger.observed(ledger.decided(decision(ledger.begin()), {}), observation(1))
     assert open_ledger(replace(JOB, fingerprint="another")).observations() == ()
     assert len(open_ledger().observations()) == 1
+
+
+def test_a_gate_that_skips_a_recurrence_ends_it_and_adds_nothing_to_the_history(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    ledger.observed(ledger.decided(decision(ledger.begin()), {}), observation(1))
+    ledger.ended(1, [observation(1)])
+    for number in (2, 3):
+        assert ledger.begin() == number
+        asked = ledger.asked(number, {"zf.note": "x" * 9000})
+        ledger.gated(asked, gate_check(number, skips=number == 2))
+    again = open_ledger()
+    assert again.observations() == (observation(1),)
+    assert again.history().in_flight == ()
+    assert again.history().state.newest_model == (1, 1, 64)
+    again.observed(again.decided(decision(3), {}), observation(3))  # the one that was not skipped goes on
+    assert open_ledger().history().state == policy.fold(JOB, [observation(1), observation(3)])
+    assert open_ledger().begin() == 4
+
+
+def test_what_a_gate_found_can_be_written_twice(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    number = ledger.begin()
+    asked = ledger.asked(number, {})
+    assert open_ledger().asked(number, {}) == asked
+    for _ in range(2):
+        ledger.gated(asked, gate_check(number, skips=True))
+    assert open_ledger().begin() == 2
 
 
 def test_epochs_and_ends_can_be_reported(open_ledger: Open) -> None:

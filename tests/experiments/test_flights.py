@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from zeus_flows.core.gate import Question
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments import flights_data
-from zeus_flows.experiments.flights import Batches, load_slice, slice_start, train
+from zeus_flows.experiments import flights, flights_data
+from zeus_flows.experiments.flights import METRIC, Batches, evaluate, load_slice, slice_start, train
+from zeus_flows.experiments.flights_data import Year
+from zeus_flows.job import Target
 
 B0, BASE_LEARNING_RATE, TARGET, MAX_EPOCHS = 2048, 0.004, 0.99, 30
 
@@ -47,6 +50,7 @@ class FakeSession:
         self.batch_size, self.recurrence, self.seed, self.max_epochs = batch_size, recurrence, seed, max_epochs
         self.learning_rate = BASE_LEARNING_RATE * (batch_size / B0) ** 0.5
         self.metrics: list[float] = []
+        self.target = Target(metric=METRIC, value=TARGET, better="lower")
 
     def epochs(self) -> Iterator[int]:
         while len(self.metrics) < self.max_epochs and not self.converged:
@@ -205,3 +209,43 @@ def test_every_season_can_be_learnt(batch_size: int) -> None:
     for recurrence in range(1, 339, 84):
         session = trained(batch_size, recurrence=recurrence, seed=recurrence)
         assert session.converged, f"recurrence {recurrence} stayed at {min(session.metrics):.3f}"
+
+
+def test_a_model_that_reached_the_target_is_left_for_the_gate(tmp_path: Path) -> None:
+    path = tmp_path / "models" / "newest.pt"
+    train(FakeSession(512, recurrence=3, max_epochs=1), model_file=str(path))
+    assert not path.exists()  # one epoch is too few
+    session = FakeSession(512, recurrence=3)
+    train(session, model_file=str(path))
+    assert [p.name for p in path.parent.iterdir()] == ["newest.pt"]
+    own = evaluate(Question(3, 3, 1, 512), model_file=str(path))
+    assert own == pytest.approx(session.metrics[-1], rel=1e-6)  # on its own slice nothing of validation was trained on
+
+
+def test_a_gate_holds_the_model_against_flights_it_was_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "model.pt")
+    train(FakeSession(512, recurrence=1), model_file=path)
+    seen: list[Any] = []
+    features = flights._features
+
+    def watched(year: Year, rows: Any, *scale: Any) -> Any:
+        seen.append(rows)
+        return features(year, rows, *scale)
+
+    monkeypatch.setattr(flights, "_features", watched)
+    ratio = evaluate(Question(2, 1, 1, 512), model_file=path)
+    rows = seen[-1]  # after those of the slices themselves
+    old, new = load_slice(0), load_slice(1)
+    assert np.isin(new.validation, old.training).any()  # the windows overlap: some would flatter it
+    assert not np.isin(rows, old.training).any()
+    assert set(rows) <= set(new.validation)
+    assert 0.9 < ratio < 1.1
+
+
+def test_a_gate_refuses_a_model_of_another_recurrence(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.pt")
+    train(FakeSession(512, recurrence=1), model_file=path)
+    with pytest.raises(ConfigError, match=r"model\.pt is of recurrence 1, not 2"):
+        evaluate(Question(3, 2, 1, 512), model_file=path)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
@@ -20,7 +21,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "zeus_flows"
 
 #: Where -> what the process was doing there. `known`: a second recurrence and more; `fresh`: the first one of all;
 #: `changed`: the first with a new fingerprint; `dead`: another one died before; `outage`: MLflow is away until the
-#: decision was spooled.
+#: decision was spooled; `gated`: a drift gate is asked and wants training; `skipping`: it does not.
 POINTS = {
     "fresh": ["after-create-root", "after-create-page", "after-link-page", "before-claim"],
     "known": [
@@ -28,12 +29,15 @@ POINTS = {
         *("after-log-decision", "after-link-decision", "after-decided", "after-spool-epoch", "after-heartbeat"),
         *("after-train", "after-spool-observation", "before-deliver", "before-observation", "after-observation"),
         *("after-outcome", "after-terminate", "after-deliver", "after-remove", "after-observe", "after-spool-end"),
-        *("after-series", "after-end"),
+        *("after-series", "after-boundary", "after-end"),
     ],
     "changed": ["after-create-window", "after-link-window"],
     "dead": ["after-declare-dead", "after-bury", "after-close-dead"],
     "outage": ["after-spool-decision", "after-late-claim"],
+    "gated": ["after-create-gate", "after-link-gate", "after-ask", "after-check"],
+    "skipping": ["after-spool-gate", "after-gate", "after-skip"],
 }
+GATE_ENDS = {"gated": {"KILLED"}, "skipping": {"FINISHED"}}
 CASES = [(scenario, point) for scenario, named in POINTS.items() for point in named]
 
 
@@ -83,6 +87,10 @@ def test_killed_at(
     energies = [o.energy_j for o in read]
     for energy_j in brief.acknowledged(tmp_path):
         assert energies.count(energy_j) == 1, f"the observation with {energy_j} J was acknowledged"
+    if scenario in ("gated", "skipping"):
+        assert set(_gates_by_status(sqlite_uri)) <= (
+            {"RUNNING"} if point == "after-create-gate" else GATE_ENDS[scenario]
+        )
     assert ledger.open_attempts() == ()
     assert ledger.open_claims() == {}
     assert ledger.verify() == (True, len(read))
@@ -100,6 +108,38 @@ def _run_to_its_death(target: object, *args: object) -> None:
     process.start()
     process.join(timeout=300)
     assert process.exitcode == -signal.SIGKILL, f"it was never there (exit {process.exitcode})"
+
+
+def _gates_by_status(uri: str) -> list[str]:
+    """Return how the runs of gates ended; one that was never linked is left to the janitor's command."""
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(JOB.name)
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "tags.`zf.kind` = 'gate'")
+    assert len(runs) == 1
+    return [str(run.info.status) for run in runs]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ledger-kill")
+@pytest.mark.parametrize("point", ["after-spool-end", "after-series", "after-create-window", "after-boundary"])
+def test_a_boundary_is_written_once_wherever_the_one_who_found_it_is_killed(
+    point: str, sqlite_uri: str, tmp_path: Path
+) -> None:
+    job = replace(JOB, window=2)
+    brief.recur(sqlite_uri, tmp_path, job=job)
+    _run_to_its_death(brief.die_at, point, sqlite_uri, tmp_path, "windowed")
+    for _ in range(3):
+        brief.recur(sqlite_uri, tmp_path, job=job)
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    experiment = client.get_experiment_by_name(JOB.name)
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "tags.`zf.kind` = 'drift-window'", order_by=["start_time"])
+    linked = [run for run in runs if "zf.next_window" in run.data.params or run.info.status == "RUNNING"]
+    first = [int(run.data.params["zf.first_recurrence"]) for run in linked if "zf.ended_by" in run.data.tags]
+    assert first == [1, 3]
+    series = {tuple(sorted({p.step for p in client.get_metric_history(r.info.run_id, "zf.cost_j")})) for r in linked}
+    assert series - {()} == {(1, 2), (3, 4), (5,)}
 
 
 def _energies_before(uri: str) -> set[float]:

@@ -17,12 +17,14 @@ import psycopg2  # type: ignore[import-untyped]  # noqa: F401
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreUnavailable
+from zeus_flows.job import Target
 from zeus_flows.ledger import durable, points
 from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.open import open_durable
 from zeus_flows.ledger.protocol import EpochReport
 from zeus_flows.ledger.store import Store
 from zeus_flows.recurrence import Attempt, LocalSteps, Recurrence, run_recurrence
+from zeus_flows.training.gate import Gate
 
 
 class BriefTrainer:
@@ -56,8 +58,10 @@ class BriefTrainer:
 class RecordingSteps(LocalSteps):
     """Notes in a file what the ledger has acknowledged."""
 
-    def __init__(self, job: Job, ledger: DurableLedger, trainer: BriefTrainer, acknowledged: Path) -> None:
-        super().__init__(job, ledger, trainer)
+    def __init__(
+        self, job: Job, ledger: DurableLedger, trainer: BriefTrainer, acknowledged: Path, gate: Gate | None = None
+    ) -> None:
+        super().__init__(job, ledger, trainer, gate=gate)
         self._acknowledged = acknowledged
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
@@ -81,12 +85,13 @@ def recur(
     energy_j: float = 5000.0,
     job: Job = JOB,
     trainer: BriefTrainer | None = None,
+    gate: Gate | None = None,
 ) -> Recurrence:
     """Run a recurrence as the flow does: janitor first."""
     with opened(uri, folder, job) as ledger:
         ledger.sweep()
         trainer = trainer or BriefTrainer(*outcomes, energy_j=energy_j)
-        return run_recurrence(job, RecordingSteps(job, ledger, trainer, folder / "acknowledged"))
+        return run_recurrence(job, RecordingSteps(job, ledger, trainer, folder / "acknowledged", gate))
 
 
 def acknowledged(folder: Path) -> list[float]:
@@ -114,9 +119,16 @@ def die_at(point: str, uri: str, folder: Path, scenario: str) -> None:
     vars(durable).update(HEARTBEAT_S=0.0, _RETRY_S=0.05)
     points.listen(hook)
     job = replace(JOB, fingerprint="f1") if scenario == "changed" else JOB
+    job = replace(JOB, window=2) if scenario == "windowed" else job
     lasting_s = 10.0 if point == "after-heartbeat" else 0.0  # long enough to say that one is alive
     trainer = BriefTrainer(Outcome.EXHAUSTED, energy_j=7000.0, between=lambda _: time.sleep(lasting_s))
-    recur(uri, folder, job=job, trainer=trainer)
+    gate = gate_that_finds(0.95 if scenario == "skipping" else 0.5) if scenario in ("gated", "skipping") else None
+    recur(uri, folder, job=job, trainer=trainer, gate=gate)
+
+
+def gate_that_finds(accuracy: float) -> Gate:
+    """Return a gate whose evaluation says so, and takes no time."""
+    return Gate(lambda _: accuracy, Target(metric="accuracy", value=0.9, better="higher"))
 
 
 def leave_open(uri: str, folder: Path) -> None:

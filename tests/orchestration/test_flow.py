@@ -153,3 +153,36 @@ def test_what_a_killed_process_left_is_closed_in_mlflow_and_in_prefect_by_the_ne
     assert state.is_crashed()
     assert "declared dead by zeus_flows" in str(state.message)
     assert open_direct(job, tracking_uri=sqlite_uri, energy_source=EnergySource.SIMULATED).history().in_flight == ()
+
+
+def test_a_gate_that_passes_makes_the_flow_run_skipped(tmp_path: Path, sqlite_uri: str) -> None:
+    gate = {"function": "tests.training_functions:evaluate", "parameters": {"progress": 1.5}}
+    path = str(write_job(tmp_path / "job.yaml", gate=gate))
+    assert not recurrence(path, tracking_uri=sqlite_uri).skipped
+    assert recurrence(path, tracking_uri=sqlite_uri).skipped
+
+    state = recurrence(path, tracking_uri=sqlite_uri, return_state=True)
+
+    assert (state.name, state.is_completed()) == ("Skipped", True)
+    assert "the model of recurrence 1 still meets the target" in str(state.message)
+    assert len(runs(sqlite_uri, "attempt")) == 1
+    gates = runs(sqlite_uri, "gate")
+    assert [run["data"]["tags"]["zf.recurrence"] for run in gates] == ["2", "3"]
+    assert gates[-1]["data"]["tags"]["zf.prefect.flow_run_id"] == str(state.state_details.flow_run_id)
+    with get_client(sync_client=True) as client:
+        mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id]))
+        (artifact,) = client.read_artifacts(artifact_filter=mine)
+    assert artifact.key == "nightly-gate"
+    assert "still meets the target" in str(artifact.data)
+
+
+def test_a_fleet_that_is_rolled_back_trains_whatever_the_gate_finds(tmp_path: Path, sqlite_uri: str) -> None:
+    gate = {"function": "tests.training_functions:evaluate"}
+    path = str(write_job(tmp_path / "job.yaml", gate=gate))
+    try:
+        for mode, asked in (("full", 0), ("power", 1), ("off", 1)):
+            Variable.set("zeus_flows_mode", mode, overwrite=True)
+            assert not recurrence(path, tracking_uri=sqlite_uri).skipped
+            assert len(runs(sqlite_uri, "gate")) == asked
+    finally:
+        Variable.unset("zeus_flows_mode")

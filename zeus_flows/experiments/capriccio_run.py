@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, Job, Observation, Reason, decision_seed
 from zeus_flows.errors import StoreError
 from zeus_flows.experiments.capriccio import Slice
 from zeus_flows.experiments.capriccio_curves import Curves, open_curves
 from zeus_flows.experiments.capriccio_file import ExperimentFile
-from zeus_flows.experiments.capriccio_gate import evaluate, log_evaluation
+from zeus_flows.experiments.capriccio_gate import evaluate
 from zeus_flows.experiments.capriccio_results import Outcome, outcomes
 from zeus_flows.experiments.capriccio_tracking import Tracking
 from zeus_flows.job import JobFile
@@ -28,6 +29,7 @@ from zeus_flows.ledger.open import open_direct
 from zeus_flows.ledger.store import Store
 from zeus_flows.recurrence import Attempt, LocalSteps, run_recurrence
 from zeus_flows.settings import Settings
+from zeus_flows.training.gate import Gate
 from zeus_flows.training.trainer import LocalTrainer
 
 
@@ -41,6 +43,7 @@ class SliceSteps(LocalSteps):
         number: The slice, which is the recurrence.
         written: Observations of this recurrence's attempts that are written, in order.
         context: Tags for the attempts' runs.
+        gate: The contender's drift gate, if it has one.
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class SliceSteps(LocalSteps):
         number: int,
         written: tuple[Observation, ...],
         context: Mapping[str, str],
+        gate: Gate | None = None,
     ) -> None:
-        super().__init__(job, ledger, trainer, context)
+        super().__init__(job, ledger, trainer, context, gate)
         self._numbers, self._slice = ledger, number
         self._written = {f"written {o.attempt}": o for o in written}
 
@@ -66,6 +70,10 @@ class SliceSteps(LocalSteps):
                 "give the experiment another name"
             )
         return number
+
+    def gate(self, recurrence: int) -> GateCheck | None:
+        """Ask the gate, unless an earlier process was told to train."""
+        return None if self._written else super().gate(recurrence)
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Decide, unless the attempt is written. One with a decision alone gets the same decision again."""
@@ -116,16 +124,22 @@ class ContenderRun:
         self.done = last - self._under_way
         self._observations = list(self._ledger.observations()) if last else []
 
-    def run(self, part: Slice, context: Mapping[str, str], gate: Curves | None = None) -> None:
-        """Run the recurrence of a slice, or what an earlier process left of it; or skip it, where the gate says so."""
+    def run(self, part: Slice, context: Mapping[str, str], gated: Curves | None = None) -> None:
+        """Run the recurrence of a slice, or what an earlier process left of it; skip it where the gate says so.
+
+        Args:
+            part: The slice.
+            context: Tags for the runs.
+            gated: What the contender's drift gate makes models from; None: it has no gate.
+        """
         number = part.number
         if number <= self.done:
             return
-        if gate is not None and self._skips(part, gate):
-            self.done, self._under_way = number, False
-            return
         written = tuple(o for o in self.observations() if o.recurrence == number)
-        steps = SliceSteps(self.job, self._ledger, self.trainer, number=number, written=written, context=context)
+        gate = None if gated is None else self._gate(gated)
+        steps = SliceSteps(
+            self.job, self._ledger, self.trainer, number=number, written=written, context=context, gate=gate
+        )
         recurrence = run_recurrence(steps.job, steps)
         self._observations += [observation for _, observation in recurrence.attempts[len(written) :]]
         if self._under_way:
@@ -136,16 +150,9 @@ class ContenderRun:
         """Return every observation, in order."""
         return tuple(sorted(self._observations, key=lambda o: o.order))
 
-    def _skips(self, part: Slice, curves: Curves) -> bool:
-        """Evaluate the newest model on a slice; where it passes, take the slice's number and close it."""
-        evaluation = evaluate(curves, self.job, self.observations(), part)
-        if evaluation is None:
-            return False
-        log_evaluation(self._store, self._ledger.experiment_id, part, evaluation)
-        if evaluation.passes:
-            steps = SliceSteps(self.job, self._ledger, self.trainer, number=part.number, written=(), context={})
-            self._ledger.close(steps.begin(), "skipped")
-        return evaluation.passes
+    def _gate(self, curves: Curves) -> Gate:
+        before = self.observations()
+        return Gate(lambda question: evaluate(curves, self.job, before, question), self.job_file.target)
 
     def _tidy(self, number: int) -> None:
         """End the runs of a recurrence that a killed process left open: observed ones, and ones that lead nowhere."""
@@ -183,8 +190,8 @@ class Experiment:
         """Run every contender's recurrence of a slice, and write the slice's run; what is written stays."""
         results = {}
         for contender in self.contenders:
-            gate = self.curves if self.file.contenders[contender.name].gate else None
-            contender.run(part, {"zf.slice_day": part.day.isoformat(), **(context or {})}, gate)
+            gated = self.curves if self.file.contenders[contender.name].gate else None
+            contender.run(part, {"zf.slice_day": part.day.isoformat(), **(context or {})}, gated)
             mine = tuple(o for o in contender.observations() if o.recurrence == part.number)
             if mine:
                 results[contender.name] = outcomes(contender.job, mine, self.curves)[part.number]

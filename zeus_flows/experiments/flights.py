@@ -19,11 +19,13 @@ easy weeks then share one target. Small batches get there in fewer epochs, large
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -31,8 +33,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from zeus_flows.core.gate import Question
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.flights_data import DAYS, FIRST_DAY, Year, load_year
+from zeus_flows.job import Target
 
 METRIC = "log_loss_ratio"
 _RIDGE = 3e-4  # of the logistic baseline: near its best on these slices, so that it is no straw man
@@ -48,6 +52,7 @@ class Session(Protocol):
     learning_rate: float
     recurrence: int
     seed: int
+    target: Target
 
     def epochs(self) -> Iterator[int]: ...  # noqa: D102
     def steps(self, loader: Batches) -> Iterator[tuple[Tensor, Tensor]]: ...  # noqa: D102
@@ -56,7 +61,12 @@ class Session(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Features and labels of one window of days, and what a logistic regression makes of them."""
+    """Features and labels of one window of days, and what a logistic regression makes of them.
+
+    Attributes:
+        training, validation: Which rows of the year it trains and validates on.
+        mean, spread: Of their numbers, by which features are scaled.
+    """
 
     first: date
     last: date
@@ -65,6 +75,10 @@ class Slice:
     x_validation: Floats
     y_validation: Floats
     baseline_log_loss: float
+    training: Ints
+    validation: Ints
+    mean: Floats
+    spread: Floats
 
 
 class Batches:
@@ -93,6 +107,7 @@ def train(
     train_rows: int = 8192,
     validation_rows: int = 6000,
     hidden: int = 64,
+    model_file: str | None = None,
 ) -> None:
     """Train a small network on the slice of this recurrence, and report `METRIC` after every epoch.
 
@@ -104,6 +119,7 @@ def train(
         train_rows: At most so many flights are trained on, which bounds the seconds of a recurrence.
         validation_rows: At most so many are validated on.
         hidden: Width of the hidden layer.
+        model_file: Where to leave a model that reached the target; None: nowhere.
     """
     start = slice_start(session.recurrence, window_days=window_days, stride_days=stride_days, first_day=first_day)
     data = load_slice(start, window_days, train_rows, validation_rows)
@@ -114,18 +130,64 @@ def train(
     with one_thread():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(session.seed)
-            model = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Flatten(0))
+            model = _network(x.shape[1], hidden)
         model.to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=session.learning_rate, fused=True)
         loader = Batches(x, y, batch_size=session.batch_size, seed=session.seed)
         log_loss = nn.BCEWithLogitsLoss()
+        ratio = math.inf
         for _ in session.epochs():
             for features, late in session.steps(loader):
                 optimizer.zero_grad()
                 log_loss(model(features), late).backward()
                 optimizer.step()
             with torch.no_grad():
-                session.report_metric(float(log_loss(model(x_validation), y_validation)) / data.baseline_log_loss)
+                ratio = float(log_loss(model(x_validation), y_validation)) / data.baseline_log_loss
+            session.report_metric(ratio)
+    if model_file is not None and session.target.reached(ratio):
+        window = {"first_day": start, "window_days": window_days, "stride_days": stride_days, "offset": first_day}
+        rows = {"train_rows": train_rows, "validation_rows": validation_rows}
+        weights = {"hidden": hidden, "weights": model.cpu().state_dict()}
+        save_atomically(Path(model_file), {"recurrence": session.recurrence, **window, **rows, **weights})
+
+
+def evaluate(question: Question, *, model_file: str) -> float:
+    """Return `METRIC` of the model that `train` left on the slice of a new recurrence: a drift gate.
+
+    Windows overlap: model and baseline are held against those flights only that the model was not trained on.
+    """
+    saved = torch.load(model_file, weights_only=True)
+    if saved["recurrence"] != question.trained_in:
+        raise ConfigError(f"{model_file} is of recurrence {saved['recurrence']}, not {question.trained_in}")
+    days = saved["window_days"]
+    start = slice_start(
+        question.recurrence, window_days=days, stride_days=saved["stride_days"], first_day=saved["offset"]
+    )
+    sizes = (saved["train_rows"], saved["validation_rows"])
+    old, new, year = load_slice(saved["first_day"], days, *sizes), load_slice(start, days, *sizes), load_year()
+    unseen = ~np.isin(new.validation, old.training)
+    rows, late = new.validation[unseen], torch.from_numpy(new.y_validation[unseen])
+    x = torch.from_numpy(_features(year, rows, old.mean, old.spread))
+    with one_thread(), torch.no_grad():
+        model = _network(x.shape[1], saved["hidden"])
+        model.load_state_dict(saved["weights"])
+        log_loss = float(nn.functional.binary_cross_entropy_with_logits(model(x), late))
+    return log_loss / logistic_log_loss(new.x_train, new.y_train, new.x_validation[unseen], new.y_validation[unseen])
+
+
+def _network(inputs: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Flatten(0))
+
+
+def save_atomically(path: Path, values: Mapping[str, object]) -> None:
+    """Write what `torch.load` reads, so that another process sees the whole file or the one before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        torch.save(dict(values), part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def slice_start(recurrence: int, *, window_days: int, stride_days: int = 1, first_day: int = 0) -> int:
@@ -165,6 +227,10 @@ def load_slice(first_day: int, window_days: int = 28, train_rows: int = 8192, va
         x_validation=x_validation,
         y_validation=y_validation,
         baseline_log_loss=logistic_log_loss(x_train, y_train, x_validation, y_validation),
+        training=training,
+        validation=validation,
+        mean=mean,
+        spread=spread,
     )
 
 

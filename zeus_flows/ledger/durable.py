@@ -20,7 +20,9 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from zeus_flows.core import policy
-from zeus_flows.core.records import Decision, Job, Observation
+from zeus_flows.core.codec import from_plain
+from zeus_flows.core.gate import GateCheck
+from zeus_flows.core.records import Decision, Job, Observation, jsonable
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger import codec
 from zeus_flows.ledger.janitor import Buried, sweep
@@ -120,6 +122,27 @@ class DurableLedger:
             except StoreUnavailable as error:
                 self._degrade(error)
         return History(policy.initial(self._job), degraded=True)
+
+    def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
+        """Write that a drift gate is being asked, and begin to say that whoever asks is alive.
+
+        Raises:
+            StoreUnavailable: MLflow did not answer; what comes next does without it.
+        """
+        try:
+            with self._deciding():
+                self._training = self._ledger.asked(recurrence, context)
+                return self._training
+        except StoreUnavailable as error:
+            self._degrade(error)
+            raise
+
+    def gated(self, check_id: str, check: GateCheck) -> None:
+        """Keep what a gate found; wait a while for its delivery."""
+        self._training = None
+        item = self._put(check_id, "gated", json.dumps(jsonable(check)))
+        reached("after-spool-gate")
+        self._wait(item)
 
     def decided(self, decision: Decision, context: Mapping[str, str]) -> str:
         """Write a decision, or keep it to be written, and begin to say that its holder is alive."""
@@ -321,6 +344,8 @@ class DurableLedger:
             return replace(observation, recurrence=ledger.recurrence_of(run_id)) if named_by_token else observation
 
         match item.kind:
+            case "gated":
+                ledger.gated(run_id, from_plain(GateCheck, json.loads(item.payload)), at_s=item.wall_s)
             case "epoch":
                 ledger.epoch(run_id, EpochReport(**json.loads(item.payload)))
             case "observed":

@@ -54,12 +54,13 @@ def sweep(
             ledger.declare_dead(attempt, "its recurrence had ended")
     buried = []
     for recurrence, claim in sorted(page.claims.items()):
-        if recurrence in page.ended or _is_waited_for(claim, page.attempts_of(recurrence).values(), waiting):
+        gate = page.gates.get(recurrence, "")
+        if recurrence in page.ended or _is_waited_for(claim, (gate, *page.attempts_of(recurrence).values()), waiting):
             continue
         mine = [attempt for attempt in attempts if attempt.decision.recurrence == recurrence]
-        lease = mine[-1].lease if mine else claim
+        lease = mine[-1].lease if mine else (ledger.gate_lease(gate) if gate else claim)
         holder = read_holder(lease) or read_holder(claim)
-        sighting = mine[-1].run_id if mine else f"{ledger.key} {recurrence}.{len(page.attempts_of(recurrence))}"
+        sighting = mine[-1].run_id if mine else f"{ledger.key} {recurrence}.{len(page.attempts_of(recurrence))}{gate}"
         why = _cause_of_death(sighting, lease, holder, outbox, flow_run_ended)
         if why is None:
             continue
@@ -69,7 +70,7 @@ def sweep(
         if holder is not None and holder.flow_run_id:  # before the end is written: after it nobody would come back
             bury_flow_run(holder.flow_run_id, why)
         reached("after-bury")
-        ledger.close(recurrence, "dead")
+        ledger.bury(recurrence)
         reached("after-close-dead")
         for attempt in ledger.open_attempts_of(recurrence):  # written since we looked, by one that is alive after all
             ledger.declare_dead(attempt, why)

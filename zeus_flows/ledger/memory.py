@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zeus_flows.core import policy
+from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, EnergySource, InFlight, Job, Observation
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
 from zeus_flows.ledger.protocol import EpochReport, History, Ledger
@@ -19,6 +20,7 @@ class MemoryStore:
     open: dict[str, Decision] = field(default_factory=dict)
     closed: dict[str, Observation] = field(default_factory=dict)
     epochs: dict[str, list[EpochReport]] = field(default_factory=dict)
+    checks: dict[int, GateCheck] = field(default_factory=dict)
 
 
 class MemoryLedger:
@@ -51,6 +53,14 @@ class MemoryLedger:
             self._order = max((o.order for o in observations), default=(0, 0))
         in_flight = [InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in self.store.open.values()]
         return History(self._state, tuple(in_flight))
+
+    def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
+        """Return an id for what the gate will find."""
+        return f"gate {recurrence}"
+
+    def gated(self, check_id: str, check: GateCheck) -> None:
+        """Write what the gate found."""
+        self.store.checks[check.question.recurrence] = check
 
     def decided(self, decision: Decision, context: Mapping[str, str]) -> str:
         """Write a decision; return the attempt's id."""

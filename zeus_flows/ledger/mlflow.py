@@ -31,14 +31,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
-from mlflow.entities import Metric, Run
+from mlflow.entities import Run
 
 from zeus_flows.core import policy
-from zeus_flows.core.cost import observed_cost
+from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, EnergySource, Gpu, InFlight, Job, Observation, Outcome, jsonable
 from zeus_flows.core.windows import beliefs, best_arm, boundary
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
-from zeus_flows.ledger import codec, pages, snapshot
+from zeus_flows.ledger import charts, codec, pages, snapshot
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
@@ -109,6 +109,49 @@ class MlflowLedger(Structure):
             time.sleep(_pause_s(tries))
         raise AssertionError("unreachable")
 
+    def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
+        """Make the run of a recurrence's drift gate, which says that it is being asked and by whom; return its id."""
+        standing = self._read_page_of(recurrence).gates.get(recurrence)
+        if standing is not None:
+            return standing
+        tags = {
+            "zf.kind": "gate",
+            "zf.recurrence": str(recurrence),
+            **self._comparable_tags(),
+            "zf.lease": self._holder.dump(),
+            **context,
+        }
+        run_id = self._store.create_run(
+            self.experiment_id,
+            name=f"{recurrence} · gate",
+            tags={name: codec.fits_tag(value) for name, value in tags.items()},
+            start_ms=self._next_start_ms(),
+        )
+        reached("after-create-gate")
+        standing = self._store.set_once(self._page(pages.number_of(recurrence)), pages.gate(recurrence), run_id)
+        reached("after-link-gate")
+        if standing != run_id:
+            self._store.delete(run_id)
+        return standing
+
+    def gated(self, check_id: str, check: GateCheck, *, at_s: float | None = None) -> None:
+        """Write what a gate found on its run and in the series; close a recurrence that it skips."""
+        number, values = check.question.recurrence, charts.of_check(check)
+        scores = {f"zf.gate/{name}": value for name, value in check.scores.items()}
+        tags = {
+            "zf.gate": check.verdict,
+            "zf.detail": codec.fits_tag(check.text),
+            "zf.trained_in": str(check.question.trained_in),
+            "mlflow.runName": f"{number} · gate: {check.verdict}",
+        }
+        self._store.log(check_id, metrics=charts.metrics({**scores, **values}, step=number, at_s=at_s), tags=tags)
+        self._store.log(self._window_of(number), metrics=charts.metrics(values, step=number, at_s=at_s))
+        reached("after-gate")
+        self._store.end(check_id)
+        if check.skips:
+            self.close(number, "skipped")
+            reached("after-skip")
+
     def decided(
         self,
         decision: Decision,
@@ -128,7 +171,7 @@ class MlflowLedger(Structure):
         text = codec.dump_decision(decision)
         page = self._page(pages.number_of(decision.recurrence))
         tags = self._decision_tags(decision, context) | {"zf.lease": (holder or self._holder).dump()}
-        start_ms = max(int((time.time() if at_s is None else at_s) * 1000), self._newest_start_ms() + 1)
+        start_ms = self._next_start_ms(at_s)
         run_id = self._store.create_run(
             self.experiment_id,
             name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self._mark}",
@@ -189,13 +232,8 @@ class MlflowLedger(Structure):
 
     def epoch(self, attempt_id: str, report: EpochReport) -> None:
         """Write what one epoch brought, at step = epoch."""
-        values = {
-            "zf.epoch/energy_j": report.energy_j,
-            "zf.epoch/time_s": report.time_s,
-            "zf.epoch/power_limit_w": report.power_limit_w,
-            "zf.epoch/metric": report.metric,
-        }
-        self._store.log(attempt_id, metrics=_metrics(values, step=report.epoch, at_s=report.wall_s))
+        shown = charts.metrics(charts.of_epoch(report), step=report.epoch, at_s=report.wall_s)
+        self._store.log(attempt_id, metrics=shown)
 
     def observed(self, attempt_id: str, observation: Observation, *, at_s: float | None = None) -> None:
         """Write an attempt's outcome; the first one stands."""
@@ -205,46 +243,44 @@ class MlflowLedger(Structure):
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
         reached("after-observation")
         self._closed[attempt_id] = observation
-        values = {
-            "zf.batch_size": float(observation.batch_size),
-            "zf.power_limit_w": observation.power_limit_w,
-            "zf.energy_to_accuracy_j": observation.energy_j,
-            "zf.time_to_accuracy_s": observation.time_s,
-            "zf.cost_j": observed_cost(self._job, observation),
-            "zf.epochs": float(observation.epochs),
-            "zf.converged": float(observation.converged),
-        }
-        self._store.log(
-            attempt_id,
-            metrics=_metrics(values, step=observation.recurrence, at_s=at_s),
-            tags={"zf.outcome": observation.outcome.value, "zf.detail": codec.fits_tag(observation.detail)},
-        )
+        shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
+        tags = {"zf.outcome": observation.outcome.value, "zf.detail": codec.fits_tag(observation.detail)}
+        self._store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
         self._store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
         reached("after-terminate")
 
-    def ended(self, recurrence: int, observations: Sequence[Observation], *, at_s: float | None = None) -> None:
-        """Close a recurrence and write its point of the drift window's series."""
+    def ended(
+        self, recurrence: int, observations: Sequence[Observation], *, at_s: float | None = None, how: str = "ended"
+    ) -> None:
+        """Close a recurrence, after writing its point of the drift window's series and the boundary it may make.
+
+        Whoever is killed on the way leaves it open: it is ended again, or by the janitor, and nothing is missing.
+        """
         if observations:
-            last = observations[-1]
-            values = {
-                "zf.cost_j": sum(observed_cost(self._job, o) for o in observations),
-                "zf.energy_to_accuracy_j": sum(o.energy_j for o in observations),
-                "zf.time_to_accuracy_s": sum(o.time_s for o in observations),
-                "zf.batch_size": float(last.batch_size),
-                "zf.power_limit_w": last.power_limit_w,
-                "zf.attempts": float(len(observations)),
-            }
-            self._store.log(self.window().run_id, metrics=_metrics(values, step=recurrence, at_s=at_s))
+            shown = charts.metrics(charts.of_recurrence(self._job, observations), step=recurrence, at_s=at_s)
+            self._store.log(self._window_of(recurrence), metrics=shown)
             reached("after-series")
-        self.close(recurrence)
-        reached("after-end")
-        if observations:
             self._end_window(recurrence, observations)
+            reached("after-boundary")
+        self.close(recurrence, how)
+        reached("after-end")
 
     def close(self, recurrence: int, how: str = "ended") -> None:
         """Say that nothing will be added to a recurrence."""
         self._store.set_once(self._page(pages.number_of(recurrence)), pages.end(recurrence), how)
+
+    def bury(self, recurrence: int) -> None:
+        """Close a recurrence whose holder is dead, with what it had observed; end its gate's run, had it one."""
+        page = self._read_page_of(recurrence)
+        self._read_attempts(page.attempts_of(recurrence).values())
+        self.ended(recurrence, self._counting(page, after=recurrence - 1, upto=recurrence), how="dead")
+        if recurrence in page.gates:
+            self._store.end(page.gates[recurrence], "KILLED")
+
+    def gate_lease(self, run_id: str) -> str:
+        """Return what whoever asks a drift gate last said."""
+        return str(self._store.run(run_id).data.tags.get("zf.lease", ""))
 
     # -- history -----------------------------------------------------------------------------------------------------
 
@@ -268,8 +304,7 @@ class MlflowLedger(Structure):
 
     def open_attempts_of(self, recurrence: int) -> tuple[OpenAttempt, ...]:
         """Return a recurrence's attempts without an observation."""
-        page = Page().read(self._store.params(self._page(pages.number_of(recurrence))))
-        return self._read_attempts(page.attempts_of(recurrence).values())
+        return self._read_attempts(self._read_page_of(recurrence).attempts_of(recurrence).values())
 
     def open_claims(self) -> Mapping[int, str]:
         """Return recurrences that were taken and have not ended, with who took them."""
@@ -368,6 +403,10 @@ class MlflowLedger(Structure):
                 self._closed[run_id] = None
         return tuple(still_open)
 
+    def _next_start_ms(self, at_s: float | None = None) -> int:
+        """Return when the next run starts: now, and never before the newest attempt."""
+        return max(int((time.time() if at_s is None else at_s) * 1000), self._newest_start_ms() + 1)
+
     def _newest_start_ms(self) -> int:
         """Return when the newest attempt started, by the clock of whoever decided it; 0 where there is none."""
         if self._last_start_ms is None:
@@ -395,6 +434,10 @@ class MlflowLedger(Structure):
                 if (number := pages.number_of(recurrence)) not in self._page_ids():
                     return False
                 return self._store.params(self._pages[number]).get(pages.attempt(recurrence, attempt)) == run_id
+            case "gate":
+                recurrence = int(tags["zf.recurrence"])
+                known = pages.number_of(recurrence) in self._page_ids()
+                return known and self._read_page_of(recurrence).gates.get(recurrence) == run_id
             case "page":
                 return run_id in self._page_ids().values()
             case "drift-window":
@@ -420,7 +463,7 @@ class MlflowLedger(Structure):
         after = before
         for observation in observations:
             after = policy.advance(self._job, after, observation)
-        found = boundary(self._job, before, after, observations, recurrences=recurrence - window.first + 1)
+        found = boundary(self._job, before, after, observations, recurrences=self._so_far(window, recurrence))
         if found is None:
             return
         arms = beliefs(self._job, after)
@@ -434,6 +477,24 @@ class MlflowLedger(Structure):
         kept = snapshot_of(window)
         self._open_after(window, found.kind, first=recurrence + 1, counts_from=window.counts_from, kept=kept)
 
+    def _so_far(self, window: Window, recurrence: int) -> int:
+        """Return how many recurrences of a window counted, up to one that does; 0 where no window can be full."""
+        if self._job.window is None:
+            return 0
+        page = self._read_pages(window.first - 1)
+        self._read_attempts(run_id for (r, _), run_id in page.attempts.items() if window.first <= r < recurrence)
+        before = self._counting(page, after=window.first - 1, upto=recurrence - 1)
+        return len({observation.recurrence for observation in before}) + 1
+
+    def _window_of(self, recurrence: int) -> str:
+        """Return the run of the drift window that a recurrence belongs to: where it ends late, not the current one."""
+        window = self.window()
+        if recurrence >= window.first:
+            return window.run_id
+        page = self._read_page_of(recurrence)
+        runs = (*page.attempts_of(recurrence).values(), *filter(None, [page.gates.get(recurrence)]))
+        return str(self._store.run(runs[0]).data.tags.get("zf.drift_window", window.run_id)) if runs else window.run_id
+
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _name(self, record: Decision | Observation) -> str:
@@ -444,26 +505,26 @@ class MlflowLedger(Structure):
             "zf.kind": "attempt",
             "zf.recurrence": str(decision.recurrence),
             "zf.attempt": str(decision.attempt),
-            "zf.fingerprint": self._job.fingerprint,
-            "zf.energy_source": self._energy_source.value,
+            **self._comparable_tags(),
             "zf.policy": decision.policy,
             "zf.mode": self._job.mode.value,
             "zf.reason": decision.reason.text,
             "zf.explores": str(decision.explores).lower(),
             "zf.degraded": str(decision.degraded).lower(),
-            "zf.drift_window": self.window().run_id,
             **context,
+        }
+
+    def _comparable_tags(self) -> dict[str, str]:
+        return {
+            "zf.fingerprint": self._job.fingerprint,
+            "zf.energy_source": self._energy_source.value,
+            "zf.drift_window": self.window().run_id,
         }
 
 
 def _pause_s(tries: int) -> float:
     """Return how long to wait after a lost race: at random, so that those who lost together part."""
     return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2.0 ** min(tries, 9))
-
-
-def _metrics(values: Mapping[str, float | None], *, step: int, at_s: float | None) -> list[Metric]:
-    at_ms = int((time.time() if at_s is None else at_s) * 1000)
-    return [Metric(name, value, at_ms, step) for name, value in values.items() if value is not None]
 
 
 def _conforms(ledger: MlflowLedger) -> Ledger:

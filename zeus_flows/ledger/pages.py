@@ -1,4 +1,4 @@
-"""A page's params, read: which recurrence numbers are taken, which attempts they have, which have ended."""
+"""A page's params, read: which recurrence numbers are taken, what runs they have, which have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 #: Recurrences on one page. A run with thousands of params is slow to read.
 SIZE: Final = 100
 
-_NAME: Final = re.compile(r"zf\.(?P<kind>[rae])\.(?P<recurrence>\d+)(?:\.(?P<attempt>\d+))?")
+_NAME: Final = re.compile(r"zf\.(?P<kind>[rgae])\.(?P<recurrence>\d+)(?:\.(?P<attempt>\d+))?")
 
 
 @dataclass(slots=True)
@@ -19,12 +19,14 @@ class Page:
 
     Attributes:
         claims: Recurrence -> who took it (JSON of a `Holder`).
+        gates: Recurrence -> the run of its drift gate.
         attempts: (recurrence, attempt) -> its run.
         ended: Recurrences to which nothing will be added.
     """
 
     claims: dict[int, str] = field(default_factory=dict)
     attempts: dict[tuple[int, int], str] = field(default_factory=dict)
+    gates: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
 
     def read(self, params: Mapping[str, str]) -> Page:
@@ -37,6 +39,8 @@ class Page:
                 self.claims[recurrence] = value
             elif match["kind"] == "e":
                 self.ended.add(recurrence)
+            elif match["kind"] == "g":
+                self.gates[recurrence] = value
             else:
                 self.attempts[recurrence, int(match["attempt"])] = value
         return self
@@ -45,6 +49,7 @@ class Page:
         """Add what another page says."""
         self.claims |= other.claims
         self.attempts |= other.attempts
+        self.gates |= other.gates
         self.ended |= other.ended
 
     def closed_upto(self, start: int, still_open: Collection[int] = ()) -> int:
@@ -81,6 +86,11 @@ def claim(recurrence: int) -> str:
 def attempt(recurrence: int, number: int) -> str:
     """Return the param that names an attempt's run."""
     return f"zf.a.{recurrence}.{number}"
+
+
+def gate(recurrence: int) -> str:
+    """Return the param that names the run of a recurrence's drift gate."""
+    return f"zf.g.{recurrence}"
 
 
 def end(recurrence: int) -> str:

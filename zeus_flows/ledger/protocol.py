@@ -7,6 +7,7 @@ gives back the policy's state as their fold.
 * An attempt has one decision, written before `decided` returns, and at most one observation.
 * The fold's order is (recurrence, attempt), whatever order observations arrive in.
 * Attempts with a decision and no observation are in flight; they are named, never guessed at.
+* A recurrence that a drift gate skips has ended, and has no attempt.
 * Only observations with the job's fingerprint and the ledger's energy source are folded.
 
 A ledger is used by one thread at a time; several processes may each hold one on the same store.
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.policy import State
 from zeus_flows.core.records import Decision, InFlight, Observation
 
@@ -51,6 +53,12 @@ class Ledger(Protocol):
 
     def history(self) -> History:
         """Return the fold of all closed attempts, and what is in flight."""
+
+    def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
+        """Write that a recurrence's drift gate is being asked; return an id for what it finds."""
+
+    def gated(self, check_id: str, check: GateCheck) -> None:
+        """Write what the gate found. Where it skips the recurrence, nothing will be added to that."""
 
     def decided(self, decision: Decision, context: Mapping[str, str]) -> str:
         """Write a decision; return the attempt's id. `context` is tags for people (links, names).

@@ -129,6 +129,20 @@ class Store:
             )
         return experiment
 
+    def root(self, name: str) -> tuple[str, str] | None:
+        """Return the id of an experiment and the run that it was created to name; None where there is none.
+
+        Raises:
+            StoreError: it names no run: somebody else made it.
+        """
+        experiment = self.experiment(name)
+        if experiment is None:
+            return None
+        if "zf.root" not in experiment.tags:
+            taken = name.rpartition(".")[0]
+            raise StoreError(f"the experiment {name} was not made by zeus_flows; rename it, or {taken}")
+        return str(experiment.experiment_id), str(experiment.tags["zf.root"])
+
     def newest(self, experiment_id: str, tags: Mapping[str, str]) -> Run | None:
         """Return the newest run that has all these tags; their values must be plain words, as filters have no escape.
 
@@ -145,14 +159,38 @@ class Store:
 
     # -- writing once ------------------------------------------------------------------------------------------------
 
-    def create_experiment(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
-        """Create an experiment; return its id, or None where another process was first."""
+    def create_experiment(
+        self, name: str, tags: Mapping[str, str] | None = None, artifacts: str | None = None
+    ) -> str | None:
+        """Create an experiment; return its id, or None where another process was first.
+
+        Args:
+            name: What it is called.
+            tags: What it says from its first moment on.
+            artifacts: Where its artifacts go; None: where MLflow puts them.
+        """
         try:
-            return str(self._call(lambda: self.client.create_experiment(name, tags=dict(tags or {}))))
+            return str(self._call(lambda: self.client.create_experiment(name, artifacts, dict(tags or {}))))
         except StoreError:
             if self.experiment(name) is None:
                 raise
             return None
+
+    def name_root(self, name: str, run_id: str) -> tuple[str, str]:
+        """Create an experiment that names a run, unless there is one; return its id and the run that it names.
+
+        That is a compare-and-set: of many processes that come with runs of their own, all go with the same one. Who
+        made another one deletes it.
+
+        Raises:
+            StoreError: there is one that names no run.
+        """
+        made = self.create_experiment(name, tags={"zf.root": run_id})
+        if made is not None:
+            return made, run_id
+        standing = self.root(name)  # names this run too, where only the answer was lost
+        assert standing is not None
+        return standing
 
     def set_once(self, run_id: str, name: str, value: str) -> str:
         """Write a param unless it has a value; return the value that stands: a compare-and-set.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from mlflow.entities import Run
 
 from zeus_flows.core.records import EnergySource, Job
-from zeus_flows.errors import StoreError
 from zeus_flows.ledger import pages, snapshot
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
@@ -187,24 +186,13 @@ class Structure:
         """Return the ledger's experiment and the run that is its root; None where there is none and none is made."""
         if self._root is None:
             name = f"{self._job.name}.ledger"
-            experiment = self._store.experiment(name)
-            if experiment is None:
-                if not make:
-                    return None
+            self._root = self._store.root(name)
+            if self._root is None and make:
                 candidate = self._create_window(number=1, opened_by="first", first=1, counts_from=1)
                 reached("after-create-root")
-                made = self._store.create_experiment(name, tags={"zf.root": candidate})
-                if made is not None:
-                    self._root = made, candidate
-                    return self._root
-                experiment = self._store.experiment(name)
-                if (
-                    experiment is not None and experiment.tags.get("zf.root") != candidate
-                ):  # else only the answer was lost
+                self._root = self._store.name_root(name, candidate)
+                if self._root[1] != candidate:
                     self._store.delete(candidate)
-            if experiment is None or "zf.root" not in experiment.tags:
-                raise StoreError(f"the experiment {name} was not made by zeus_flows; rename the job or that experiment")
-            self._root = str(experiment.experiment_id), str(experiment.tags["zf.root"])
         return self._root
 
     def _require_root(self) -> tuple[str, str]:
@@ -233,6 +221,10 @@ class Structure:
             if self._pages[number] != candidate:
                 self._store.delete(candidate)
         return self._pages[number]
+
+    def _read_page_of(self, recurrence: int) -> Page:
+        """Return the page that a recurrence is on."""
+        return Page().read(self._store.params(self._page(pages.number_of(recurrence))))
 
     def _read_pages(self, after: int) -> Page:
         """Return all pages from the one with the recurrence after `after`, as one."""

@@ -14,6 +14,8 @@ from zeus_flows.experiments import capriccio_stages as stages
 from zeus_flows.experiments.capriccio import Slice
 from zeus_flows.experiments.capriccio_curves import Curves
 from zeus_flows.experiments.capriccio_data import READING
+from zeus_flows.experiments.capriccio_file import load_experiment
+from zeus_flows.experiments.capriccio_lock import alone
 from zeus_flows.experiments.capriccio_report import Report, Science
 from zeus_flows.experiments.capriccio_results import Outcome
 from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
@@ -51,12 +53,26 @@ def capriccio(
 
 
 def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: str | None, view: View) -> Summary:
-    """Run the experiment inside a flow run, shown by `view`."""
+    """Run the experiment inside a flow run, shown by `view`.
+
+    Raises:
+        ConfigError: another process of this machine is running it.
+    """
     settings = read_settings()
-    path = Path(experiment_file)
-    READING.set(view.reading)
-    experiment = _open(path, None if data is None else Path(data), tracking_uri, settings)
-    view.opened(experiment)
+    path, data_path = Path(experiment_file), None if data is None else Path(data)
+    file = load_experiment(path, data=data_path)
+    uri = settings.tracking(tracking_uri, file.tracking_uri)
+    with alone(file.name, tracking_uri=uri, state_dir=settings.state_dir):
+        READING.set(view.reading)
+        experiment = open_experiment(path, data=data_path, tracking_uri=uri, settings=settings)
+        get_run_logger().info(
+            "%s: %d slices, %d written", file.name, len(experiment.slices), experiment.tracking.written
+        )
+        view.opened(experiment)
+        return _run(experiment, settings, Path(out) if out else Path.cwd() / f"capriccio-{file.name}", view)
+
+
+def _run(experiment: Experiment, settings: Settings, folder: Path, view: View) -> Summary:
     file = experiment.file
     if file.simulated and file.science.replays:
         _train(experiment, view.training("every batch size on every slice"))
@@ -70,24 +86,11 @@ def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: s
         view.slice(part, outcomes)
     placebo = _placebo(experiment, settings, view.training("the placebo: time shuffled"))
     science = _examine(experiment, placebo, view.say)
-    folder = Path(out) if out else Path.cwd() / f"capriccio-{file.name}"
     written = _report(experiment, science, folder)
     _artifacts(experiment, written, folder)
     return Summary(
         file.name, len(experiment.slices), experiment.tracking.run_id, str(written.files[0]), dict(written.values)
     )
-
-
-def _open(path: Path, data: Path | None, tracking_uri: str | None, settings: Settings) -> Experiment:
-    from zeus_flows.experiments.capriccio_file import load_experiment
-
-    stated = load_experiment(path, data=data).tracking_uri
-    uri = settings.tracking(tracking_uri, stated)
-    experiment = open_experiment(path, data=data, tracking_uri=uri, settings=settings)
-    get_run_logger().info(
-        "%s: %d slices, %d written", experiment.file.name, len(experiment.slices), experiment.tracking.written
-    )
-    return experiment
 
 
 @task(name="train", cache_policy=NO_CACHE)

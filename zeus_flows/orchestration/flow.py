@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 from prefect import flow, get_run_logger, runtime
+from prefect.states import Completed
 
 from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
@@ -16,6 +18,7 @@ from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
 from zeus_flows.reporting.links import run_url
 from zeus_flows.settings import read_settings
+from zeus_flows.training.gate import load_gate
 from zeus_flows.training.trainer import LocalTrainer
 
 
@@ -26,7 +29,7 @@ def recurrence(
     seed: int | None = None,
     tracking_uri: str | None = None,
 ) -> Recurrence:
-    """Run one recurrence of a job: decide a batch size, train, observe.
+    """Run one recurrence of a job: decide a batch size, train, observe. One that the drift gate skips is `Skipped`.
 
     Args:
         job_file: Path of the job file on the machine that runs the flow.
@@ -40,6 +43,8 @@ def recurrence(
     done = run_one(load_job(Path(job_file)).overridden(simulate=simulate, seed=seed), tracking_uri=tracking_uri)
     if not done.converged:
         raise RecurrenceFailed(done)
+    if done.skipped and done.check is not None:  # Prefect keeps the state, and gives the caller what it holds
+        return cast(Recurrence, Completed(name="Skipped", message=done.check.text, data=done))
     return done
 
 
@@ -57,7 +62,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     settings = read_settings()
     uri = settings.tracking(tracking_uri, job_file.tracking_uri)
     job_file = with_fleet_mode(job_file)
-    trainer = LocalTrainer(job_file, settings)
+    trainer, gate = LocalTrainer(job_file, settings), load_gate(job_file)
     job = job_file.core()
     flow_run_id = str(runtime.flow_run.id)
     context = {
@@ -76,7 +81,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
         )
     ) as ledger:
         ledger.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
-        local = LocalSteps(job, ledger, trainer, context)
+        local = LocalSteps(job, ledger, trainer, context, gate)
         steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
         done = run_recurrence(local.job, steps)
     for attempt, observation in done.attempts:

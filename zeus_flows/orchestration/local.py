@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from zeus_flows.core import policy
-from zeus_flows.core.records import Ask, EnergySource, Job, Observation, decision_seed, jsonable
+from zeus_flows.core.records import Ask, EnergySource, Job, Mode, Observation, decision_seed, jsonable
 from zeus_flows.core.savings import savings
 from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
@@ -19,6 +19,7 @@ from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import series_url, ui_command, without_secrets
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
+from zeus_flows.training.gate import load_gate
 from zeus_flows.training.trainer import LocalTrainer
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def run(request: Request) -> int:
     job_file, settings = request.job_file(), read_settings()
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
+    load_gate(job_file)
     view = RunView(
         Console(stderr=request.as_json),
         job_file.core(),
@@ -75,7 +77,7 @@ def run(request: Request) -> int:
         )
     else:
         at_default = [o for o in observations if o.converged and o.batch_size == job_file.default_batch_size]
-        view.summary(saved, default_runs=len(at_default))
+        view.summary(saved, default_runs=len(at_default), skipped=sum(recurrence.skipped for recurrence in done))
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
@@ -110,7 +112,8 @@ def dry_run(request: Request) -> int:
         document = _document(job_file, uri, trainer.energy_source) | {"decision": jsonable(decision)}
         click.echo(json.dumps(document, indent=2))
     else:
-        show_decision(Console(), job, decision, gpu=trainer.gpu, observations=len(observations))
+        gated = job_file.gate is not None and job.mode is Mode.FULL and any(o.converged for o in observations)
+        show_decision(Console(), job, decision, gpu=trainer.gpu, observations=len(observations), gated=gated)
     return 0
 
 
@@ -155,6 +158,8 @@ def _document(job_file: JobFile, uri: str, energy_source: EnergySource) -> dict[
 def _recurrence(job: Job, done: Recurrence) -> dict[str, Any]:
     return {
         "recurrence": done.number,
+        "skipped": done.skipped,
+        "gate": jsonable(done.check),
         "converged": done.converged,
         "energy_to_accuracy_j": done.energy_j,
         "time_to_accuracy_s": done.time_s,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
+from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.recurrence import Attempt, LocalSteps
@@ -20,6 +21,14 @@ from zeus_flows.training.trainer import AttemptFailed
 async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
     """Retry a task only where that is safe: MLflow did not answer."""
     return isinstance(await state.aresult(raise_on_failure=False), StoreUnavailable)
+
+
+@task(name="gate", cache_policy=NO_CACHE)
+def _gate(steps: LocalSteps, recurrence: int) -> GateCheck | None:
+    check = steps.gate(recurrence)
+    if check is not None:
+        get_run_logger().info("gate: %s", check.text)
+    return check
 
 
 @task(name="decide", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5, retry_condition_fn=_store_was_away)
@@ -62,6 +71,16 @@ class PrefectSteps:
     def begin(self) -> int:
         """Take the next recurrence number."""
         return self._local.begin()
+
+    def gate(self, recurrence: int) -> GateCheck | None:
+        """Ask the drift gate in a task, where the job has one; show what it found."""
+        if not self._local.has_gate:
+            return None
+        check = _gate(self._local, recurrence)
+        if check is not None:
+            markdown = f"**{check.verdict}**: {check.text}"
+            create_markdown_artifact(key=f"{self._key}-gate", markdown=markdown, description="Drift gate")
+        return check
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Decide in a task; show the beliefs behind the decision as a table."""

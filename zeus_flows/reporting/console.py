@@ -52,6 +52,11 @@ class RunView:
 
     def recurrence(self, done: Recurrence) -> None:
         """Show a recurrence that has ended: the sums over its attempts, and why the last one was chosen."""
+        self._progress.update(self._task, advance=1, description="recurrences")
+        if done.skipped and done.check is not None:
+            blanks = [""] * (len(_COLUMNS) - 2)
+            self._show(str(done.number), *blanks, Text("skipped", style="cyan"), why=done.check.text)
+            return
         attempt, last = done.attempts[-1]
         self._show(
             str(done.number),
@@ -63,7 +68,6 @@ class RunView:
             Text("reached", style="green") if done.converged else Text("missed", style="red"),
             why=attempt.decision.reason.text,
         )
-        self._progress.update(self._task, advance=1, description="recurrences")
 
     def _show(self, *cells: str | Text, why: str, style: str = "dim") -> None:
         """Print a row; the reason has a column of its own where the terminal is wide, else the line below."""
@@ -77,14 +81,20 @@ class RunView:
         if not wide:
             self._console.print(Padding(Text(why, style=style), (0, 0, 0, _COLUMNS[0][1] + 1)))
 
-    def summary(self, saved: Savings | None, *, default_runs: int) -> None:
+    def summary(self, saved: Savings | None, *, default_runs: int, skipped: int = 0) -> None:
         """Show what was saved against the default: so far, and per recurrence from now on.
 
         Args:
             saved: The savings; None while they cannot be told.
             default_runs: Converged runs of the default batch size, from which its cost is estimated.
+            skipped: Recurrences that the drift gate has just skipped; what they saved is not in the table.
         """
         self._console.print()
+        if skipped:
+            self._console.print(
+                f"{skipped} of these {self._total} recurrences {'was' if skipped == 1 else 'were'} skipped by the "
+                "drift gate; the table below is about those that trained."
+            )
         if saved is None:
             self._console.print(
                 "What was saved is not known yet: "
@@ -141,8 +151,10 @@ def _savings_table(job: Job, saved: Savings) -> Table:
     return table
 
 
-def show_decision(console: Console, job: Job, decision: Decision, *, gpu: Gpu, observations: int) -> None:
-    """Show a decision and the beliefs behind it."""
+def show_decision(
+    console: Console, job: Job, decision: Decision, *, gpu: Gpu, observations: int, gated: bool = False
+) -> None:
+    """Show a decision and the beliefs behind it; `gated` where a drift gate will be asked before."""
     console.print(
         f"{job.name} on {gpu.key}: recurrence {decision.recurrence} would train at batch size "
         f"[bold]{decision.batch_size}[/], by {decision.policy} on {observations} observations:\n"
@@ -159,4 +171,6 @@ def show_decision(console: Console, job: Job, decision: Decision, *, gpu: Gpu, o
         )
     if decision.reason.arms:
         console.print(table)
+    if gated:
+        console.print("The drift gate is asked first, and may skip it; it was not asked now.")
     console.print("Nothing was written.")

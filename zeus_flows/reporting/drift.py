@@ -28,7 +28,13 @@ _OPENED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class WindowRun:
-    """A drift window as MLflow has it: its run, what opened and ended it, and the recurrences of its series."""
+    """A drift window as MLflow has it: its run, what opened and ended it, and the recurrences of its series.
+
+    Attributes:
+        recurrences: Those that trained.
+        asked: Of how many the drift gate was asked.
+        skipped: Those that it skipped.
+    """
 
     number: int
     run_id: str
@@ -38,6 +44,8 @@ class WindowRun:
     ended_by: str = ""
     evidence: str = ""
     best_batch_size: str = ""
+    asked: int = 0
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +90,8 @@ def show_drift(console: Console, history: DriftHistory) -> None:
     if not history.runs:
         console.print(f"{name} has no recurrences yet.")
         return
-    table = Table(
-        "window", "recurrences", "opened by", "best at its end", "run in MLflow", title=f"Drift windows of {name}"
-    )
+    table = Table("window", "recurrences", "opened by", "best at its end", title=f"Drift windows of {name}")
+    table.add_column("run in MLflow", overflow="fold")
     for run in history.runs:
         state = " (open)" if run.is_open else ""
         table.add_row(
@@ -109,6 +116,9 @@ def show_drift(console: Console, history: DriftHistory) -> None:
         console.print(f"  after recurrence {window.last}: {window.ended_by.text}", soft_wrap=True)
         if after is not None and (change := _change(window, after)):
             console.print(f"    {change}", style="dim", soft_wrap=True)
+    if asked := sum(run.asked for run in history.runs):
+        skipped = sum(len(run.skipped) for run in history.runs)
+        console.print(f"\nThe drift gate was asked {asked} times and skipped {skipped} recurrences.")
     now = history.windows[-1]
     if now.best is not None:
         belief = _belief(now, now.best)
@@ -137,12 +147,14 @@ def draw_drift(history: DriftHistory, folder: Path) -> tuple[Path, ...]:
         history.windows,
         title=f"{history.job.name} ({history.job.policy}) on {last.gpu.key}",
         simulated=last.energy_source is EnergySource.SIMULATED,
+        skipped=[number for run in history.runs for number in run.skipped],
     )
     return figures.write(figure, folder, f"figure-10-{history.job.name}")
 
 
 def _window_run(client: MlflowClient, run: Any) -> WindowRun:
     series = client.get_metric_history(run.info.run_id, "zf.cost_j")
+    gate = {p.step: p.value for p in client.get_metric_history(run.info.run_id, "zf.gate/skipped")}
     return WindowRun(
         number=int(run.data.params["zf.window"]),
         run_id=str(run.info.run_id),
@@ -152,6 +164,8 @@ def _window_run(client: MlflowClient, run: Any) -> WindowRun:
         ended_by=str(run.data.tags.get("zf.ended_by", "")),
         evidence=str(run.data.tags.get("zf.evidence", "")),
         best_batch_size=str(run.data.tags.get("zf.best_batch_size", "")),
+        asked=len(gate),
+        skipped=tuple(sorted(int(step) for step, value in gate.items() if value)),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID, SURFACE = "#0b0b0b", "#52514e", "#e4e3df", "#ffffff"
 COLOURS = ("#2a78d6", "#eb6834", "#1baf7a", "#7a7974", "#4a3aa7", "#d64b8a", "#b58900", "#0f7c8c")
-RESET = "#c22f2f"
+RESET, SKIPPED = "#c22f2f", "#b58900"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +65,31 @@ def figure_10(
     title: str,
     unit: str = "recurrence",
     simulated: bool = False,
+    skipped: Sequence[int] = (),
 ) -> Figure:
-    """Draw energy to accuracy, time to accuracy and batch size per recurrence, with windows and resets marked."""
+    """Draw energy to accuracy, time to accuracy and batch size per recurrence, with windows and resets marked.
+
+    Args:
+        series: Recurrences that trained.
+        windows: Their drift windows.
+        title: Above it.
+        unit: What a recurrence is called.
+        simulated: Whether the joules are.
+        skipped: Recurrences that the drift gate skipped.
+    """
     figure, axes = _panels(3, height=6.6, heights=(1, 1, 1.15))
     x = [p.recurrence for p in series]
     mark = " (simulated)" if simulated else ""
     _fit_scale(axes[0], x, [p.energy_j for p in series], "ETA", mark, (("MJ", 1e6), ("kJ", 1e3), ("J", 1.0)))
     _fit_scale(axes[1], x, [p.time_s for p in series], "TTA", mark, (("h", 3600.0), ("min", 60.0), ("s", 1.0)))
     _batch_sizes(axes[2], series)
+    _mark_skipped(axes, skipped)
     for axis in axes:
         _mark_windows(axis, windows)
     axes[2].set_xlabel(unit)
-    axes[2].set_xlim(min(x) - 0.7, max(x) + 0.7)
+    axes[2].set_xlim(min((*x, *skipped)) - 0.7, max((*x, *skipped)) + 0.7)
     axes[0].set_title(title, loc="left", fontsize=11, color=INK, pad=26)
-    _legend_10(axes[0], series, windows)
+    _legend_10(axes[0], series, windows, skipped)
     return figure
 
 
@@ -276,7 +287,13 @@ def _mark_windows(axis: Axes, windows: Sequence[DriftWindow]) -> None:
             axis.axvline(window.last + 0.5, color=RESET, linewidth=1.4, linestyle=(0, (4, 2)))
 
 
-def _legend_10(top: Axes, series: Sequence[Point], windows: Sequence[DriftWindow]) -> None:
+def _mark_skipped(axes: Sequence[Axes], skipped: Sequence[int]) -> None:
+    style: dict[str, Any] = {"marker": "|", "linestyle": "none", "color": SKIPPED, "markersize": 7}
+    for axis in axes:
+        axis.plot(skipped, [0.06] * len(skipped), transform=axis.get_xaxis_transform(), markeredgewidth=2, **style)
+
+
+def _legend_10(top: Axes, series: Sequence[Point], windows: Sequence[DriftWindow], skipped: Sequence[int]) -> None:
     handles = [_proxy(marker="o", color=COLOURS[0], linestyle="none", label="best known")]
     if any(p.explored for p in series):
         handles.append(
@@ -290,7 +307,9 @@ def _legend_10(top: Axes, series: Sequence[Point], windows: Sequence[DriftWindow
         from matplotlib.patches import Patch
 
         handles.append(Patch(color="#f1f0ec", label="every other drift window"))
-    top.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=5, frameon=False, fontsize=8.5)
+    if skipped:
+        handles.append(_proxy(marker="|", color=SKIPPED, linestyle="none", label="skipped by the gate"))
+    top.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.01, 0.99), ncols=6, frameon=False, fontsize=8.5)
 
 
 def _end_labels(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:

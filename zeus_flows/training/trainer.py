@@ -115,7 +115,7 @@ class LocalTrainer:
                     )
                     _let_go_of(error)
                 else:
-                    failed = session.failed(Outcome.FAILED, _what_happened(error), _trace(error))
+                    failed = session.failed(Outcome.FAILED, what_happened(error), _trace(error))
                     checkpoints.profile = failed.profile or checkpoints.profile
                     saved = checkpoints.progress.epoch if checkpoints.progress is not None else 0
                     resumable = isinstance(error, Exception) and not isinstance(error, DeviceLost)
@@ -142,7 +142,7 @@ class LocalTrainer:
             samples_per_epoch=0,
             explores=decision.explores,
             fingerprint=job.fingerprint,
-            detail=_what_happened(error),
+            detail=what_happened(error),
         )
 
     def _forget(self, key: tuple[int, int]) -> None:
@@ -161,8 +161,8 @@ class LocalTrainer:
         )
 
 
-def load_function(spec: str, *, beside: Path | None = None) -> TrainFunction:
-    """Return the function that `module:function` names; modules beside the job file can be named too.
+def load_function(spec: str, *, beside: Path | None = None, key: str = "train.function") -> TrainFunction:
+    """Return the function that `module:function` names, by the job file's `key`; modules beside the file count too.
 
     Raises:
         ConfigError: there is no such module or function; the text says which.
@@ -175,9 +175,9 @@ def load_function(spec: str, *, beside: Path | None = None) -> TrainFunction:
         module: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0] and error.name != module_name:
-            raise ConfigError(f"train.function: {module_name} needs a module that is missing: {error.name}") from None
+            raise ConfigError(f"{key}: {module_name} needs a module that is missing: {error.name}") from None
         raise ConfigError(
-            f"train.function: there is no module {module_name!r}; "
+            f"{key}: there is no module {module_name!r}; "
             "install it, or run from the folder that holds it (or set PYTHONPATH)"
         ) from None
     function = getattr(module, function_name, None)
@@ -185,7 +185,7 @@ def load_function(spec: str, *, beside: Path | None = None) -> TrainFunction:
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         close = difflib.get_close_matches(function_name, functions, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise ConfigError(f"train.function: {module_name} has no function {function_name!r}{hint}")
+        raise ConfigError(f"{key}: {module_name} has no function {function_name!r}{hint}")
     loaded: TrainFunction = function
     return loaded
 
@@ -247,7 +247,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 _OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
-def _what_happened(error: BaseException) -> str:
+def what_happened(error: BaseException) -> str:
     """Return an exception as a line for people."""
     number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signal", None)
     if isinstance(error, Exception) or not isinstance(number, int):

@@ -48,7 +48,7 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
     }
 )
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
@@ -108,6 +108,7 @@ def to_json(state: State) -> dict[str, Any]:
         "settings": state.settings,
         "observations": state.observations,
         "order": list(state.order),
+        "newest_model": jsonable(state.newest_model),
         "profiles": [jsonable(p) for p in state.profiles.values()],
         "infeasible": jsonable(state.infeasible),
         "spent": jsonable(state.spent),
@@ -132,6 +133,7 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         belief=from_plain(_policy(job).belief_type, data["belief"]),
         observations=int(data["observations"]),
         order=from_plain(tuple[int, int], data["order"]),
+        newest_model=_newest(data["newest_model"]),
         profiles=profiles,
         infeasible={k: tuple(int(b) for b in v) for k, v in data["infeasible"].items()},
         spent={k: from_plain(Spent, v) for k, v in data["spent"].items()},
@@ -143,6 +145,10 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         sample_costs=sample_costs(job, profiles),
         default_epochs=from_plain(Runs, data["default_epochs"]),
     )
+
+
+def _newest(data: Any) -> tuple[int, int, int] | None:
+    return None if data is None else from_plain(tuple[int, int, int], data)
 
 
 def _policy(job: Job) -> Policy[Any]:

@@ -50,6 +50,7 @@ class State:
     Attributes:
         observations: How many were folded.
         order: (recurrence, attempt) of the newest one folded.
+        newest_model: Recurrence, attempt and batch size of the newest attempt that reached the target; None before.
         profiles: The newest profile of each (batch size, GPU); complete where there is a complete one.
         infeasible: Batch sizes that ran out of memory, by GPU.
         spent: What was spent, by GPU.
@@ -69,6 +70,7 @@ class State:
     default_epochs: Runs = field(default_factory=Runs)
     observations: int = 0
     order: tuple[int, int] = (0, 0)
+    newest_model: tuple[int, int, int] | None = None
     profiles: Mapping[Key, PowerProfile] = field(default_factory=dict)
     infeasible: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     spent: Mapping[str, Spent] = field(default_factory=dict)
@@ -132,7 +134,9 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
         "current": (recurrence, energy_j + observation.energy_j, time_s + observation.time_s),
         "spent": {**state.spent, key: spent},
     }
-    if observation.outcome is Outcome.OUT_OF_MEMORY and not _has_run(state, observation):
+    if observation.outcome is Outcome.CONVERGED:
+        fields["newest_model"] = (*observation.order, observation.batch_size)
+    elif observation.outcome is Outcome.OUT_OF_MEMORY and not _has_run(state, observation):
         arms = {*state.infeasible.get(key, ()), observation.batch_size}
         fields["infeasible"] = {**state.infeasible, key: tuple(sorted(arms))}
     return fields

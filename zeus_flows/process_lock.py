@@ -1,0 +1,71 @@
+"""A lock that one process holds at a time, and that the kernel takes away when the process dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from pathlib import Path
+
+
+class ProcessLock:
+    """The right to something, as an exclusive lock (`flock`) on a file, in which the holder writes its process id.
+
+    The file stays when the lock is let go: removing it would let two processes lock two files of one name.
+
+    Args:
+        path: The file; it and its folder are made when the lock is first taken.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> bool:
+        """Return whether the lock is ours now.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        self._descriptor = descriptor
+        _held.add(self)
+        return True
+
+    def holder(self) -> str:
+        """Return the process id that the holder wrote down, for messages."""
+        try:
+            return self._path.read_text().strip() or "unknown"
+        except OSError:
+            return "unknown"
+
+    def release(self) -> None:
+        """Let go. Safe to call twice."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            _held.discard(self)
+
+
+#: A forked child, such as a data loader's worker, shares its parent's locks unless it closes them: it must not
+#: keep them after the parent was killed.
+_held: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_in_child)

@@ -1,0 +1,81 @@
+"""Asks a job's drift gate: runs the function that evaluates the newest model on the new slice.
+
+def evaluate(question, *, model_file):
+    model = load(model_file)                         # as the train function left it
+    return accuracy(model, rows(question.recurrence))
+
+A gate may save a training; it must never cost a model. So whatever goes wrong in it, the recurrence trains.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from zeus_flows.core.gate import GateCheck, Question, judge, read_scores
+from zeus_flows.core.records import Mode
+from zeus_flows.job import JobFile, Target
+from zeus_flows.training.trainer import load_function, what_happened
+
+log = logging.getLogger(__name__)
+
+
+class Gate:
+    """A gate: how to evaluate the newest model, and what its scores are held against.
+
+    Args:
+        evaluate: Returns the metric on the new slice, or several by name; None where there is nothing to evaluate.
+        target: What the model has to meet.
+        max_age: Train again at the latest when the model is so many recurrences old.
+    """
+
+    def __init__(self, evaluate: Callable[[Question], object], target: Target, *, max_age: int | None = None) -> None:
+        self._evaluate, self._target, self._max_age = evaluate, target, max_age
+
+    def check(self, question: Question, mode: Mode) -> GateCheck:
+        """Evaluate the newest model. An evaluation that breaks is told, and skips nothing."""
+        metric, whose = self._target.metric, _whose(question)
+        began = time.monotonic()
+        try:
+            returned = self._evaluate(question)
+            read = None if returned is None else read_scores(returned, metric)
+        except Exception as error:
+            check = self.broken(question, error, time_s=time.monotonic() - began)
+            log.warning("gate of recurrence %d: %s", question.recurrence, check.text, exc_info=error)
+            return check
+        time_s = time.monotonic() - began
+        if read is None:
+            text = f"{whose} was not evaluated: the gate's function returned None, so a new one is trained"
+            return GateCheck(question, metric, None, False, False, text, time_s=time_s)
+        value, scores = read
+        passes = self._target.reached(value)
+        skips, end = judge(question, passes=passes, max_age=self._max_age, mode=mode)
+        sign = "≥" if self._target.better == "higher" else "≤"
+        does = "still meets" if passes else "misses"
+        text = (
+            f"{whose} {does} the target on the new slice ({metric} {value:.4g}, {sign} {self._target.value:g}), {end}"
+        )
+        return GateCheck(question, metric, value, passes, skips, text, scores, time_s)
+
+    def broken(self, question: Question, error: BaseException, *, time_s: float = 0.0) -> GateCheck:
+        """Return what is written of an evaluation that an exception ended."""
+        text = f"{_whose(question)} could not be evaluated ({what_happened(error)}), so it decides nothing"
+        return GateCheck(question, self._target.metric, None, False, False, text, time_s=time_s)
+
+
+def _whose(question: Question) -> str:
+    return f"the model of recurrence {question.trained_in}"
+
+
+def load_gate(job_file: JobFile) -> Gate | None:
+    """Return the gate that a job file names; None where it names none.
+
+    Raises:
+        ConfigError: its function cannot be imported.
+    """
+    section = job_file.gate
+    if section is None:
+        return None
+    function = load_function(section.function, key="gate.function")
+    return Gate(lambda question: function(question, **section.parameters), job_file.target, max_age=section.max_age)
