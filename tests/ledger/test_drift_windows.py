@@ -86,3 +86,27 @@ def test_a_reset_is_not_undone_by_a_change_to_and_fro(sqlite_uri: str) -> None:
     record(sqlite_uri, source=EnergySource.MEASURED)
     record(sqlite_uri)
     assert [o.recurrence for o in open_ledger(sqlite_uri).observations()] == [2, 4]
+
+
+def test_a_window_that_is_open_says_what_is_believed_so_far(sqlite_uri: str) -> None:
+    record(sqlite_uri)
+    (window,) = windows(sqlite_uri)
+    assert window.data.tags["zf.best_batch_size"] == "64"
+    assert '"batch_size": 128' in window.data.tags["zf.beliefs"]
+    assert "zf.ended_by" not in window.data.tags
+
+
+def test_whatever_ends_a_window_its_run_says_so_and_keeps_what_was_believed(sqlite_uri: str) -> None:
+    record(sqlite_uri)
+    open_ledger(sqlite_uri).reset()
+    record(sqlite_uri)
+    record(sqlite_uri, replace(JOB, fingerprint="f1"))
+    record(sqlite_uri, replace(JOB, fingerprint="f1"), source=EnergySource.MEASURED)
+    found = windows(sqlite_uri)
+    assert [w.data.tags.get("zf.ended_by") for w in found] == ["reset", "fingerprint", "fingerprint", None]
+    assert [w.data.params["zf.opened_by"] for w in found[1:]] == ["reset", "fingerprint", "fingerprint"]
+    evidence = [w.data.tags.get("zf.evidence", "") for w in found]
+    assert evidence[0].startswith("reset by hand")
+    assert evidence[1] == "fingerprint f0 became f1"
+    assert evidence[2] == "energy source simulated became measured"
+    assert [w.data.tags["zf.best_batch_size"] for w in found] == ["64"] * 4

@@ -15,6 +15,7 @@ from mlflow.entities import Run
 
 from zeus_flows.core.records import EnergySource, Job
 from zeus_flows.ledger import pages, snapshot
+from zeus_flows.ledger.codec import fits_tag
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.store import Store
@@ -82,16 +83,19 @@ class Structure:
             window, _ = self._open_comparable(window)
         return window
 
-    def open_window(self, opened_by: str, *, counts_from: int) -> Window:
+    def open_window(self, opened_by: str, *, evidence: str, counts_from: int) -> Window:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
         while True:
-            window, stands = self._open_after(self._look(), opened_by, first=counts_from, counts_from=counts_from)
+            window, stands = self._open_after(
+                self._look(), opened_by, evidence=evidence, first=counts_from, counts_from=counts_from
+            )
             if stands:
                 return window
 
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""
-        return self.open_window("reset", counts_from=self.last_recurrence() + 1).number
+        evidence = "reset by hand: nothing that was observed before counts"
+        return self.open_window("reset", evidence=evidence, counts_from=self.last_recurrence() + 1).number
 
     def _current_window(self) -> Window:
         """Return the newest drift window that this ledger knows of, whatever it is about."""
@@ -124,19 +128,31 @@ class Structure:
         """Open a window for what is no longer comparable; one that was about the same before is taken up again."""
         first = max(self.last_recurrence(), 1)
         counts_from = max(current.counts_from, snapshot.covers(current.tags) + 1)  # others may be under way since then
+        mine = {"fingerprint": self._job.fingerprint, "energy_source": self._energy_source.value}
+        were = {name: current.tags.get(f"zf.{name}", "") for name in mine}
+        evidence = "; ".join(
+            f"{name.replace('_', ' ')} {were[name]} became {mine[name]}" for name in mine if were[name] != mine[name]
+        )
         about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
         earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
         if earlier is None or "zf.counts_from" not in earlier.data.params:
-            return self._open_after(current, "fingerprint", first=first, counts_from=counts_from)
+            return self._open_after(current, "fingerprint", evidence=evidence, first=first, counts_from=counts_from)
         known = read_window(earlier)
-        kept = snapshot_of(known)
-        return self._open_after(current, "fingerprint", first=first, counts_from=known.counts_from, kept=kept)
+        return self._open_after(
+            current,
+            "fingerprint",
+            evidence=evidence,
+            first=first,
+            counts_from=known.counts_from,
+            kept=snapshot_of(known),
+        )
 
     def _open_after(
         self,
         current: Window,
         opened_by: str,
         *,
+        evidence: str,
         first: int,
         counts_from: int,
         kept: Mapping[str, str] | None = None,
@@ -145,7 +161,8 @@ class Structure:
 
         Args:
             current: What it follows.
-            opened_by: What began it.
+            opened_by: What began it, which is what ended the one before.
+            evidence: For that, as a sentence.
             first: Its first recurrence.
             counts_from: The first recurrence that counts for decisions.
             kept: Tags of a snapshot that is still of use.
@@ -154,6 +171,7 @@ class Structure:
             number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, kept=kept
         )
         reached("after-create-window")
+        self._store.log(current.run_id, tags={"zf.ended_by": opened_by, "zf.evidence": fits_tag(evidence)})
         winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
         reached("after-link-window")
         if winner != candidate:
