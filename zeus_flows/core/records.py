@@ -400,6 +400,34 @@ class Observation:
         return (self.recurrence, self.attempt)
 
 
+def unobserved(
+    decision: Decision,
+    *,
+    gpu: Gpu,
+    energy_source: EnergySource,
+    fingerprint: str,
+    detail: str,
+    energy_complete: bool = True,
+) -> Observation:
+    """Return the observation of an attempt of which nothing was seen: it never began, or nobody is left to tell."""
+    return Observation(
+        recurrence=decision.recurrence,
+        attempt=decision.attempt,
+        batch_size=decision.batch_size,
+        outcome=Outcome.FAILED,
+        epochs=0,
+        energy_j=0.0,
+        time_s=0.0,
+        gpu=gpu,
+        energy_source=energy_source,
+        samples_per_epoch=0,
+        energy_complete=energy_complete,
+        explores=decision.explores,
+        fingerprint=fingerprint,
+        detail=detail,
+    )
+
+
 def decision_seed(job_seed: int, recurrence: int, attempt: int) -> int:
     """Return the seed of one decision: a hash, so that it never comes from a clock.
 

@@ -33,7 +33,7 @@ from typing import Final
 
 from zeus_flows.core import policy
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, jsonable
+from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, jsonable, unobserved
 from zeus_flows.core.windows import Boundary, beliefs, best_arm
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.ledger import charts, codec, pages
@@ -183,22 +183,13 @@ class MlflowLedger(Reader):
 
     def declare_dead(self, attempt: OpenAttempt, why: str) -> bool:
         """Give an attempt the observation that its holder is dead, unless it has one; return whether that was news."""
-        decision = attempt.decision
-        observation = Observation(
-            recurrence=decision.recurrence,
-            attempt=decision.attempt,
-            batch_size=decision.batch_size,
-            outcome=Outcome.FAILED,
-            epochs=0,
-            energy_j=0.0,
-            time_s=0.0,
+        observation = unobserved(
+            attempt.decision,
             gpu=Gpu(model="unknown", count=1, max_power_w=0.0),
             energy_source=self._energy_source,
-            samples_per_epoch=0,
-            energy_complete=False,
-            explores=decision.explores,
             fingerprint=DEAD,
             detail=f"declared dead: {why}",
+            energy_complete=False,
         )
         try:
             self.observed(attempt.run_id, observation)

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from zeus_flows.experiments.capriccio import Slice
 from zeus_flows.experiments.capriccio_results import Outcome
 from zeus_flows.experiments.capriccio_run import Experiment
+from zeus_flows.reporting.console import progress_bar
 from zeus_flows.reporting.text import joules
 
 
@@ -59,16 +59,10 @@ class ConsoleView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task("starting", total=None)
         self._total = 0
+        self._contenders: tuple[str, ...] = ()
 
     def __enter__(self) -> ConsoleView:
         self._progress.start()
@@ -86,6 +80,7 @@ class ConsoleView:
     def opened(self, experiment: Experiment) -> None:
         """Show what was read, and how far an earlier process got."""
         dataset, self._total = experiment.curves.trainer.dataset, len(experiment.slices)
+        self._contenders = tuple(experiment.file.contenders)
         self._console.print(
             f"{experiment.file.name}: {len(dataset):,} rows of {dataset.name}, {self._total} slices from "
             f"{experiment.slices[0].day} to {experiment.slices[-1].day}; {', '.join(experiment.file.contenders)}"
@@ -109,13 +104,18 @@ class ConsoleView:
 
     def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
         """Show a slice's batch sizes and costs."""
-        cells = "  ".join(
-            f"{name} {'→'.join(map(str, o.batch_sizes))} ({joules(o.cost_j)}{'' if o.converged else ', missed'})"
-            for name, o in outcomes.items()
-        )
+        cells = "  ".join(f"{name} {_outcome(outcomes.get(name))}" for name in self._contenders)
         self._console.print(f"{part.number:>4} {part.day}  {cells}", highlight=False, soft_wrap=True)
         self._progress.update(self._task, description="slices", completed=part.number, total=self._total)
 
     def say(self, text: str) -> None:
         """Show what begins."""
         self._progress.update(self._task, description=text, completed=0, total=None)
+
+
+def _outcome(outcome: Outcome | None) -> str:
+    """Return what a contender made of a slice; None where its gate skipped it."""
+    if outcome is None:
+        return "skipped"
+    missed = "" if outcome.converged else ", missed"
+    return f"{'→'.join(map(str, outcome.batch_sizes))} ({joules(outcome.cost_j)}{missed})"

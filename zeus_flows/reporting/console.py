@@ -20,6 +20,12 @@ _COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), 
 _WIDE = 120
 
 
+def progress_bar(console: Console) -> Progress:
+    """Return a bar that says what is done, how much of it, and for how long; gone when it ends."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
 class RunView:
     """Shows recurrences as they end.
 
@@ -33,14 +39,7 @@ class RunView:
     def __init__(self, console: Console, job: Job, *, total: int, energy_source: EnergySource) -> None:
         self._console, self._job, self._total = console, job, total
         self._simulated = energy_source is EnergySource.SIMULATED
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-        )
+        self._progress = progress_bar(console)
         self._task = self._progress.add_task("starting Prefect and MLflow", total=total)
 
     @contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile, unobserved
 from zeus_flows.errors import ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
@@ -91,7 +91,14 @@ class LocalTrainer:
         try:
             opened = self._open(decision.batch_size)
         except DeviceError as error:
-            raise AttemptFailed(self._never_began(job, decision, error)) from error
+            never_began = unobserved(
+                decision,
+                gpu=self.gpu,
+                energy_source=self.energy_source,
+                fingerprint=job.fingerprint,
+                detail=what_happened(error),
+            )
+            raise AttemptFailed(never_began) from error
         with opened as gpus:
             session = Session(
                 self._job_file,
@@ -126,24 +133,6 @@ class LocalTrainer:
                     raise AttemptFailed(failed, resumable=resumable) from error
         self._forget(key)
         return observation
-
-    def _never_began(self, job: Job, decision: Decision, error: Exception) -> Observation:
-        """Return the observation of an attempt whose GPUs could not be had."""
-        return Observation(
-            recurrence=decision.recurrence,
-            attempt=decision.attempt,
-            batch_size=decision.batch_size,
-            outcome=Outcome.FAILED,
-            epochs=0,
-            energy_j=0.0,
-            time_s=0.0,
-            gpu=self.gpu,
-            energy_source=self.energy_source,
-            samples_per_epoch=0,
-            explores=decision.explores,
-            fingerprint=job.fingerprint,
-            detail=what_happened(error),
-        )
 
     def _forget(self, key: tuple[int, int]) -> None:
         self._checkpoints.pop(key).close()
