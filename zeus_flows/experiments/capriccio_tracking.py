@@ -7,6 +7,10 @@
 
 Only these runs carry dataset inputs: on the attempts' runs they would slow every search (mlflow#15231). Metrics are
 named `zf.cost_j/<contender>`, at step = slice, so that charts group by what is measured.
+
+Of an experiment there is one such run, and of a slice one, however many processes begin at once: the MLflow experiment
+`<experiment>.experiment` names the former, and creating an experiment is a compare-and-set; write-once params of that
+run name the latter.
 """
 
 from __future__ import annotations
@@ -42,22 +46,15 @@ class Tracking:
 
     Raises:
         ConfigError: an experiment of this name was begun with other data, slices, model or job, or a contender of
-            that name with another policy.
+            that name with another policy; or its run was deleted.
     """
 
     def __init__(self, store: Store, file: ExperimentFile, dataset: Dataset, slices: tuple[Slice, ...]) -> None:
         self._store, self._file, self._dataset = store, file, dataset
         self.uri = str(store.client.tracking_uri)
         self.experiment_id = self._experiment()
-        runs = self._search("experiment")
-        digest = file.digest(dataset)
-        if runs:
-            self.run_id = str(runs[-1].info.run_id)
-        else:
-            tags = {"zf.kind": "experiment", "zf.malformed_lines": str(dataset.malformed.bad)}
-            self.run_id = store.create_run(self.experiment_id, name=file.name, tags=tags)
-            self._log_input(self.run_id, dataset.name, dataset.digest, _profile(dataset))
-        self._once("zf.digest", digest, "was begun with other data, slices, model or job")
+        self.run_id = self._find_run()
+        self._once("zf.digest", file.digest(dataset), "was begun with other data, slices, model or job")
         for name, contender in file.contenders.items():
             settings = json.dumps(contender.model_dump(mode="json"), sort_keys=True)
             self._once(f"zf.contender.{name}", settings, f"was begun with another policy for {name}")
@@ -82,7 +79,10 @@ class Tracking:
                 "zf.slice_day": part.day.isoformat(),
                 "mlflow.parentRunId": self.run_id,
             }
-            run_id = self._store.create_run(self.experiment_id, name=f"slice {part.number} · {part.day}", tags=tags)
+            candidate = self._store.create_run(self.experiment_id, name=f"slice {part.number} · {part.day}", tags=tags)
+            run_id = self._store.set_once(self.run_id, f"zf.slice.{part.number}", candidate)
+            if run_id != candidate:
+                self._store.delete(candidate)
         else:
             run_id = str(standing.info.run_id)
         digest = hashlib.sha256(f"{self._dataset.digest} {part.key}".encode()).hexdigest()[:16]
@@ -110,15 +110,43 @@ class Tracking:
         self._store.end(self.run_id)
 
     def _experiment(self) -> str:
-        found = self._store.experiment(self._file.name)
-        if found is None:
-            client, uri = self._store.client, self.uri
-            place = None
-            if uri.startswith("sqlite:///"):  # beside the database, not in whatever directory this process is in
-                database = Path(uri.removeprefix("sqlite:///")).resolve()
-                place = (database.parent / "mlruns" / self._file.name).as_uri()
-            return str(client.create_experiment(self._file.name, artifact_location=place))
+        """Return the MLflow experiment of this one's name; made if need be."""
+        name, place = self._file.name, None
+        if self.uri.startswith("sqlite:///"):  # beside the database, not in whatever directory this process is in
+            database = Path(self.uri.removeprefix("sqlite:///")).resolve()
+            place = (database.parent / "mlruns" / name).as_uri()
+        if (found := self._store.experiment(name)) is None:
+            if (made := self._store.create_experiment(name, artifacts=place)) is not None:
+                return made
+            found = self._store.experiment(name)
+            assert found is not None
         return str(found.experiment_id)
+
+    def _find_run(self) -> str:
+        """Return the experiment's run; of those that several processes make at once, the same one to all."""
+        companion = f"{self._file.name}.experiment"
+        standing = self._store.root(companion)
+        if standing is None:
+            # Nothing names it yet: an earlier version, or a process that was killed at this point, may have made it.
+            nameless = self._search("experiment")
+            candidate = str(nameless[-1].info.run_id) if nameless else self._begin()
+            standing = self._store.name_root(companion, candidate)
+            if standing[1] != candidate and not nameless:
+                self._store.delete(candidate)
+        run = self._store.run(standing[1])
+        if run.info.lifecycle_stage != "active":
+            raise ConfigError(
+                f"the run of the experiment {self._file.name} was deleted; bring it back with "
+                f"`mlflow runs restore --run-id {standing[1]}`, or give this one another name"
+            )
+        return standing[1]
+
+    def _begin(self) -> str:
+        """Create a run for the experiment, with its dataset."""
+        tags = {"zf.kind": "experiment", "zf.malformed_lines": str(self._dataset.malformed.bad)}
+        run_id = self._store.create_run(self.experiment_id, name=self._file.name, tags=tags)
+        self._log_input(run_id, self._dataset.name, self._dataset.digest, _profile(self._dataset))
+        return run_id
 
     def _search(self, kind: str) -> list[Any]:
         runs = self._store.client.search_runs(
@@ -139,7 +167,7 @@ class Tracking:
             profile=json.dumps(profile),
         )
         tag = InputTag("mlflow.data.context", "training")
-        self._store.client.log_inputs(run_id, datasets=[DatasetInput(dataset, [tag])])
+        self._store.log_input(run_id, DatasetInput(dataset, [tag]))
 
 
 def _profile(dataset: Dataset) -> dict[str, Any]:

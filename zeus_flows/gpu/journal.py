@@ -7,15 +7,14 @@ what a dead process left behind.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zeus_flows.errors import ConfigError
+from zeus_flows.process_lock import ProcessLock
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,58 +91,5 @@ class Journal:
             os.close(descriptor)
 
 
-class GpuLock:
-    """The right to change one GPU. Held by one process at a time; let go when that process ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def acquire(self) -> bool:
-        """Return whether the lock is ours now.
-
-        Raises:
-            OSError: the folder cannot be written to.
-        """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        except OSError:
-            os.close(descriptor)
-            raise
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
-        self._descriptor = descriptor
-        _held.add(self)
-        return True
-
-    def holder(self) -> str:
-        """Return the process id that the holder wrote down, for messages."""
-        try:
-            return self._path.read_text().strip() or "unknown"
-        except OSError:
-            return "unknown"
-
-    def release(self) -> None:
-        """Let go. Safe to call twice."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-            _held.discard(self)
-
-
-#: A forked child, such as a data loader's worker, shares its parent's locks unless it closes them: it must not
-#: keep a GPU locked after the parent was killed.
-_held: weakref.WeakSet[GpuLock] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    for lock in list(_held):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
+class GpuLock(ProcessLock):
+    """The right to change one GPU."""

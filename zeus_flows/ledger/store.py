@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Metric, Param, Run, RunTag, ViewType
+from mlflow.entities import DatasetInput, Experiment, Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -233,6 +233,23 @@ class Store:
         written = [Param(k, v) for k, v in (params or {}).items()]
         tagged = [RunTag(k, v) for k, v in (tags or {}).items()]
         self._repeat(lambda: self.client.log_batch(run_id, metrics=metrics, params=written, tags=tagged))
+
+    def log_input(self, run_id: str, dataset: DatasetInput) -> None:
+        """Give a run a dataset; the same again changes nothing.
+
+        MLflow keeps a dataset once per experiment and refuses one that two processes bring at the same time. The one
+        that was refused finds it there.
+        """
+
+        def call() -> None:
+            self.client.log_inputs(run_id, [dataset])
+
+        try:
+            self._repeat(call)
+        except (StoreUnavailable, StoreDenied, UnknownAttempt):
+            raise
+        except StoreError:
+            self._repeat(call)
 
     def end(self, run_id: str, status: str = "FINISHED") -> None:
         """Terminate a run."""
