@@ -197,6 +197,7 @@ class Curves:
 def open_curves(experiment: str, data: str | None = None) -> Curves:
     """Return the curves of an experiment file, read once per process; `data` is as `load_experiment` has it."""
     file = load_experiment(Path(experiment), data=None if data is None else Path(data))
+    file.model.check()
     dataset = file.data.read(keep_text=file.model.kind == "bert")
     return Curves(file, dataset, read_settings().cache_dir)
 

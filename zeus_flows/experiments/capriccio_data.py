@@ -374,6 +374,8 @@ def _finished(
     )
     for part in (times.astype(np.int64), labels, order, *parts):
         digest.update(np.ascontiguousarray(part).data)
+    if isinstance(features, Texts):
+        digest.update(features.blob)  # where texts are kept, they count and not their words alone
     return Dataset(name, digest.hexdigest()[:16], times, labels, features, order, malformed or Malformed())
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio import Slice, Window, cut, sizes
+from zeus_flows.experiments.capriccio_bert import require, weights_digest
 from zeus_flows.experiments.capriccio_data import (
     READING,
     Dataset,
@@ -170,7 +171,9 @@ class ExperimentFile(_Section):
     def digest(self, dataset: Dataset) -> str:
         """Return a hash of everything that recurrences depend on, the contenders apart."""
         parts = self.model_dump(mode="json", include={"slices", "model", "job"}) | {"seeds": self.science.seeds}
-        parts["model"].pop("directory")
+        parts["model"].pop("directory")  # wherever it is, what counts is what is in it
+        if self.model.kind == "bert":
+            parts["model"]["weights"] = weights_digest(require(self.model.directory))
         return hashlib.sha256(json.dumps([dataset.digest, parts], sort_keys=True).encode()).hexdigest()[:16]
 
     def job_file(self, contender: str, *, version: str = "1", parameters: Mapping[str, str] | None = None) -> JobFile:
@@ -223,12 +226,19 @@ def load_experiment(path: Path, *, data: Path | None = None) -> ExperimentFile:
     Raises:
         ConfigError: the file cannot be read or is wrong; the text names the file, the line and what is wrong.
     """
-    experiment = _checked(_FILE.load(path))
+    read = _FILE.load(path)
+    experiment = _checked(read)
+    directory = _beside(path, experiment.model.directory)
+    if experiment.model.kind == "bert":
+        try:
+            require(directory)
+        except ConfigError as error:
+            raise ConfigError(f"{read.at('model', 'directory')}: {error}") from None
     stated = data if data is not None else _beside(path, experiment.data.path)
     return experiment.model_copy(
         update={
             "data": experiment.data.model_copy(update={"path": stated}),
-            "model": experiment.model.model_copy(update={"directory": _beside(path, experiment.model.directory)}),
+            "model": experiment.model.model_copy(update={"directory": directory}),
         }
     )
 

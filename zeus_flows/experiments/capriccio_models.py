@@ -1,7 +1,7 @@
 """What is trained on a slice: a bag of hashed word embeddings, a small network, or BERT from a local directory.
 
 The first two take a CPU a fraction of a second per slice, so that every batch size can be trained on every slice
-over several seeds. BERT needs the package `transformers` and a GPU.
+over several seeds. BERT needs the package `transformers` and, unless it is a tiny one, a GPU.
 
 Whatever the target is, four scores are kept after every epoch: labels shift as well, and accuracy alone would then
 show the shift of the labels as if it were learning.
@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio import Split
+from zeus_flows.experiments.capriccio_bert import Bert, Tokenizer, require
 from zeus_flows.experiments.capriccio_data import Columns, Dataset, Texts
 from zeus_flows.experiments.flights import Batches, logistic_log_loss
 
-_GOLDEN = np.uint32(0x9E3779B1)  # mixes two words' hashes into one of the pair
+_GOLDEN: Final = np.uint32(0x9E3779B1)  # mixes two words' hashes into one of the pair
+_SCORED_AT_ONCE: Final = {"bag": 4096, "mlp": 4096, "bert": 256}  # rows; what a large model makes of them fills memory
 
 
 class ModelSection(BaseModel):
@@ -36,7 +39,7 @@ class ModelSection(BaseModel):
         kind: `bag` for texts, `mlp` for columns, `bert` for texts with `transformers`.
         buckets: Rows of the embedding table that hashed words share (`bag`).
         dimensions: Width of an embedding (`bag`).
-        words: At most so many words of a text count (`bag`, `bert`).
+        words: At most so many words of a text count (`bag`), or tokens with the special ones at both ends (`bert`).
         pairs: Whether pairs of neighbouring words count too (`bag`).
         hidden: Width of the hidden layer (`mlp`).
         directory: Where a pretrained model and its tokenizer are (`bert`); nothing is downloaded.
@@ -54,6 +57,21 @@ class ModelSection(BaseModel):
     hidden: int = Field(default=64, ge=1)
     directory: Path | None = None
     baseline: Literal["majority", "logistic"] = "majority"
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ModelSection:
+        if self.kind == "bert" and self.directory is None:
+            raise ValueError("directory is missing: where is the pretrained model?")
+        return self
+
+    def check(self) -> None:
+        """Look at the model as far as that is quick, before data are read for it.
+
+        Raises:
+            ConfigError: it cannot be used.
+        """
+        if self.kind == "bert":
+            Tokenizer(require(self.directory), self.words)
 
 
 class Scores(NamedTuple):
@@ -84,7 +102,7 @@ def prepare(dataset: Dataset, rows: Split, model: ModelSection) -> Prepared:
     """Return the rows of a slice as the model wants them.
 
     Raises:
-        ConfigError: the model is for other features than the dataset has.
+        ConfigError: the model is for other features than the dataset has, or its directory is of no use.
     """
     y, y_validation = (torch.from_numpy(dataset.labels[part].astype(np.float32)) for part in _parts(rows))
     features = dataset.features
@@ -96,7 +114,9 @@ def prepare(dataset: Dataset, rows: Split, model: ModelSection) -> Prepared:
     elif model.kind == "bag":
         x, x_validation = (_bags(features, dataset.order[part], model) for part in _parts(rows))
     else:
-        x, x_validation = (_token_ids(features, dataset.order[part], model) for part in _parts(rows))
+        tokenizer = Tokenizer(require(model.directory), model.words)
+        texts = ([features.text(int(row)) for row in dataset.order[part]] for part in _parts(rows))
+        x, x_validation = (tokenizer.encode(part) for part in texts)
     share = min(max(float(y.mean()), 1e-3), 1.0 - 1e-3)
     positive = float(y_validation.mean())
     baseline = -(positive * math.log(share) + (1.0 - positive) * math.log(1.0 - share))
@@ -106,24 +126,24 @@ def prepare(dataset: Dataset, rows: Split, model: ModelSection) -> Prepared:
 
 
 class Learner:
-    """One training run: batches, steps and scores; the same arguments give the same run on one machine.
+    """One training run: batches, steps and scores; the same arguments give the same run on one machine's CPU.
 
     Args:
         data: What to learn.
         model: What learns.
         batch_size: Samples a step.
         learning_rate: Of Adam.
-        seed: Of the initial weights and the order of the samples.
+        seed: Of the initial weights, the order of the samples and the dropout.
     """
 
     def __init__(
         self, data: Prepared, model: ModelSection, *, batch_size: int, learning_rate: float, seed: int
     ) -> None:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._data = data
+        self._data, self._kind, self._seed, self._steps = data, model.kind, seed, 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._model = _build(data, model).to(self._device)
+            self._model = _build(data, model).to(self._device).train()
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=learning_rate, fused=True)
         self._log_loss = nn.BCEWithLogitsLoss()
         x, y = (part.to(self._device) for part in (data.x, data.y))
@@ -133,8 +153,10 @@ class Learner:
         """Learn from one batch."""
         features, positive = batch
         self._optimizer.zero_grad()
-        self._log_loss(self._model(features), positive).backward()
+        with self._dropout():
+            self._log_loss(self._model(features), positive).backward()
         self._optimizer.step()
+        self._steps += 1
 
     def scores(self) -> Scores:
         """Return how good the model is now."""
@@ -144,7 +166,8 @@ class Learner:
         """Return how good the model is on the held-out rows of some slice."""
         self._model.eval()
         with torch.no_grad():
-            parts = [self._model(part.to(self._device)).cpu() for part in torch.split(data.x_validation, 4096)]
+            some = torch.split(data.x_validation, _SCORED_AT_ONCE[self._kind])
+            parts = [self._model(part.to(self._device)).cpu() for part in some]
         self._model.train()
         return score(torch.cat(parts), data.y_validation, data.baseline_log_loss)
 
@@ -154,6 +177,16 @@ class Learner:
             for batch in self.batches:
                 self.step(batch)
             yield self.scores()
+
+    @contextmanager
+    def _dropout(self) -> Iterator[None]:
+        """Let dropout, which draws from torch's global generators, depend on this run's seed and step alone."""
+        if self._kind != "bert":
+            yield
+            return
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if self._device == "cuda" else []):
+            torch.manual_seed(self._seed + self._steps)
+            yield
 
 
 def score(logits: Tensor, labels: Tensor, baseline_log_loss: float) -> Scores:
@@ -187,20 +220,6 @@ class _Bag(nn.Module):
         return logits
 
 
-class _Bert(nn.Module):
-    """A pretrained encoder with a new head; ids 0 are padding."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.bert: Any = _transformers().AutoModelForSequenceClassification.from_pretrained(
-            directory, local_files_only=True, num_labels=1
-        )
-
-    def forward(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.bert(input_ids=ids, attention_mask=(ids != 0).long()).logits.flatten()
-        return logits
-
-
 def _build(data: Prepared, model: ModelSection) -> nn.Module:
     match model.kind:
         case "bag":
@@ -209,7 +228,7 @@ def _build(data: Prepared, model: ModelSection) -> nn.Module:
             layers = (nn.Linear(data.x.shape[1], model.hidden), nn.ReLU(), nn.Linear(model.hidden, 1), nn.Flatten(0))
             return nn.Sequential(*layers)
         case "bert":
-            return _Bert(_directory(model))
+            return Bert(require(model.directory))
 
 
 def _parts(rows: Split) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -244,27 +263,3 @@ def _bags(features: Texts, rows: npt.NDArray[np.int64], model: ModelSection) -> 
             pairs = words[:-1] * _GOLDEN ^ words[1:]  # wraps around, as hashes may
             ids[i, model.words : model.words + len(pairs)] = pairs % model.buckets + 1
     return torch.from_numpy(ids)
-
-
-def _token_ids(features: Texts, rows: npt.NDArray[np.int64], model: ModelSection) -> Tensor:
-    tokenizer = _transformers().AutoTokenizer.from_pretrained(_directory(model), local_files_only=True)
-    texts = [features.text(int(row)) for row in rows]
-    encoded = tokenizer(texts, padding="max_length", truncation=True, max_length=model.words, return_tensors="pt")
-    ids: Tensor = encoded["input_ids"] * encoded["attention_mask"]  # whatever pads in this tokenizer, 0 pads here
-    return ids
-
-
-def _directory(model: ModelSection) -> Path:
-    if model.directory is None or not model.directory.is_dir():
-        raise ConfigError(f"model.directory must be a directory with a pretrained model, not {model.directory}")
-    return model.directory
-
-
-def _transformers() -> Any:
-    try:
-        import transformers  # type: ignore[import-not-found,unused-ignore]
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "model.kind bert needs the package transformers; `pip install 'zeus-flows[bert]'` brings it"
-        ) from None
-    return transformers

@@ -10,6 +10,7 @@ import numpy as np
 
 from zeus_flows.core.records import Drift
 from zeus_flows.core.windows import fold_windows
+from zeus_flows.experiments.capriccio_bert import describe
 from zeus_flows.experiments.capriccio_results import Outcome
 from zeus_flows.experiments.capriccio_run import ContenderRun, Experiment
 from zeus_flows.experiments.capriccio_science import (
@@ -70,6 +71,7 @@ def write_report(experiment: Experiment, science: Science | None, folder: Path) 
             title=f"{contender.name} ({contender.job.policy}) on {contender.trainer.gpu.key}",
             unit="slice",
             simulated=experiment.file.simulated,
+            skipped=[part.number for part in experiment.slices if part.number not in outcomes[contender.name]],
         )
         drawn = figures.write(figure, folder, f"figure-10-{contender.name}")
         files += drawn
@@ -319,8 +321,9 @@ def _limits(page: Page, experiment: Experiment, science: Science | None) -> None
             )
     else:
         items.append("Energy was measured, so runs cannot be repeated at will: there is no oracle and no regret here.")
-    if experiment.file.model.kind != "bert":
-        items.append("The paper trains BERT; this is a small model. Epochs, and what drifts of them, may differ.")
+    model = experiment.file.model
+    what = describe(model.directory) if model.kind == "bert" and model.directory else "a small model"
+    items.append(f"The paper trains BERT; this is {what}. Epochs, and what drifts of them, may differ.")
     page.points(items)
 
 
