@@ -301,3 +301,5 @@ def test_the_flow_begins_nothing_while_another_process_runs_the_experiment_and_r
 
     assert summary.slices == 2
     assert summary.run_id == again.run_id
+    (run,) = runs_of_kind(sqlite_uri, "experiment")
+    assert {"zf.holder.1", "zf.released.1", "zf.holder.2", "zf.released.2"} <= set(run.data.params)

@@ -1,8 +1,7 @@
 """One process of a machine at a time works on an experiment.
 
-Two would take the same slices at once and train everything twice. The kernel lets go of the lock when its holder dies,
-so that a killed experiment can be taken up at once. Processes on other machines do not see the lock: for them the runs
-of an experiment and of its slices are unique (`capriccio_tracking`), and so are an attempt's decision and observation.
+The kernel lets go of the lock when its holder dies, so that a killed experiment can be taken up at once, and nothing
+needs to be asked of MLflow. Processes on other machines do not see it: for them there is a lease (`capriccio_lease`).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from zeus_flows.experiments.capriccio import Slice
 from zeus_flows.experiments.capriccio_curves import Curves
 from zeus_flows.experiments.capriccio_data import READING
 from zeus_flows.experiments.capriccio_file import load_experiment
+from zeus_flows.experiments.capriccio_lease import Lease, leased
 from zeus_flows.experiments.capriccio_lock import alone
 from zeus_flows.experiments.capriccio_report import Report, Science
 from zeus_flows.experiments.capriccio_results import Outcome
@@ -56,7 +57,7 @@ def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: s
     """Run the experiment inside a flow run, shown by `view`.
 
     Raises:
-        ConfigError: another process of this machine is running it.
+        ConfigError: another process is running it.
     """
     settings = read_settings()
     path, data_path = Path(experiment_file), None if data is None else Path(data)
@@ -65,14 +66,19 @@ def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: s
     with alone(file.name, tracking_uri=uri, state_dir=settings.state_dir):
         READING.set(view.reading)
         experiment = open_experiment(path, data=data_path, tracking_uri=uri, settings=settings)
-        get_run_logger().info(
-            "%s: %d slices, %d written", file.name, len(experiment.slices), experiment.tracking.written
-        )
-        view.opened(experiment)
-        return _run(experiment, settings, Path(out) if out else Path.cwd() / f"capriccio-{file.name}", view)
+        run_id, flow_run_id = experiment.tracking.run_id, str(runtime.flow_run.id)
+        with leased(uri, run_id, file.name, flow_run_id=flow_run_id, say=view.say) as lease:
+            if lease.number > 1:  # somebody may have gone on with it until now
+                experiment = open_experiment(path, data=data_path, tracking_uri=uri, settings=settings)
+            get_run_logger().info(
+                "%s: %d slices, %d written", file.name, len(experiment.slices), experiment.tracking.written
+            )
+            view.opened(experiment)
+            folder = Path(out) if out else Path.cwd() / f"capriccio-{file.name}"
+            return _run(experiment, lease, settings, folder, view)
 
 
-def _run(experiment: Experiment, settings: Settings, folder: Path, view: View) -> Summary:
+def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path, view: View) -> Summary:
     file = experiment.file
     if file.simulated and file.science.replays:
         _train(experiment, view.training("every batch size on every slice"))
@@ -82,6 +88,7 @@ def _run(experiment: Experiment, settings: Settings, folder: Path, view: View) -
         "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
     }
     for part in experiment.slices:
+        lease.check()
         outcomes = _slice.with_options(task_run_name=f"slice-{part.number}-{part.day}")(experiment, part, context)
         view.slice(part, outcomes)
     placebo = _placebo(experiment, settings, view.training("the placebo: time shuffled"))
