@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 
 from tests.experiments.capriccio_builders import write_experiment
+from tests.ledger.processes import fork_server
 from zeus_flows.errors import ConfigError, StoreError
 from zeus_flows.experiments import capriccio_stages as stages
 from zeus_flows.experiments.capriccio_curves import CellTrainer, Curves, open_curves
@@ -239,6 +240,30 @@ def test_a_job_that_somebody_else_has_run_is_not_taken_up(tmp_path: Path, sqlite
         experiment.run_slice(experiment.slices[0])
 
 
+def run_until_killed(path: Path, uri: str, point: str, *, times: int) -> None:
+    """Run an experiment in a process that is killed when it is at a point for so many times.
+
+    It is not forked from this one: torch has threads here, and could not train there.
+    """
+    child = fork_server().Process(target=_be_killed, args=(path, uri, point, times, os.environ["ZEUS_FLOWS_CACHE_DIR"]))
+    child.start()
+    child.join(timeout=300)
+    assert child.exitcode == -signal.SIGKILL
+
+
+def _be_killed(path: Path, uri: str, point: str, times: int, cache: str) -> None:
+    os.environ["ZEUS_FLOWS_CACHE_DIR"] = cache
+    seen = []
+
+    def kill(reached: str) -> None:
+        seen.append(reached)
+        if seen.count(point) == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    points.listen(kill)
+    run_all(path, uri)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
@@ -258,21 +283,7 @@ def test_killed_at_any_point_and_taken_up_the_records_are_those_of_an_uninterrup
     whole = copied(sqlite_uri, "whole.db")
     run_all(path, whole)
 
-    child = os.fork()
-    if child == 0:  # has no way back: it is killed at the point, or leaves
-        seen = []
-
-        def kill(reached: str) -> None:
-            seen.append(reached)
-            if seen.count(point) == 4:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        points.listen(kill)
-        try:
-            run_all(path, sqlite_uri)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    run_until_killed(path, sqlite_uri, point, times=4)
     experiment = run_all(path, sqlite_uri)
 
     jobs = ("small.window-4", "small.drift-reset")
@@ -417,6 +428,36 @@ def test_a_gate_skips_slices_on_which_the_newest_model_is_still_good_enough(tmp_
     assert "zf.regret/gated" not in report.values
     again = opened(path, sqlite_uri)
     assert [contender.done for contender in again.contenders] == [3, 3]
+
+
+def checks(uri: str) -> list[tuple[str, str, str, float]]:
+    """Return what the gate found, check by check."""
+    client = MlflowClient(tracking_uri=uri)
+    job = client.get_experiment_by_name("small.gated")
+    assert job is not None
+    runs = client.search_runs([job.experiment_id], "tags.`zf.kind` = 'gate' and attributes.status = 'FINISHED'")
+    names = ("zf.recurrence", "zf.gate", "zf.trained_in")
+    found = [(*(r.data.tags[name] for name in names), r.data.metrics["zf.gate/value"]) for r in runs]
+    return sorted(found)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after-create-gate", "after-ask", "after-check", "after-gate", "after-train"])
+def test_killed_around_its_gate_and_taken_up_a_contender_finds_the_same(
+    tmp_path: Path, sqlite_uri: str, point: str
+) -> None:
+    path = write_experiment(
+        tmp_path, contenders={"gated": {"policy": "thompson", "gate": True}}, slices={"days": 5, "most": 4}
+    )
+    whole = copied(sqlite_uri, "whole.db")
+    run_all(path, whole)
+
+    run_until_killed(path, sqlite_uri, point, times=2)
+    run_all(path, sqlite_uri)
+
+    assert records(sqlite_uri, "small.gated") == records(whole, "small.gated")
+    assert checks(sqlite_uri) == checks(whole)
+    assert {verdict for _, verdict, _, _ in checks(whole)} == {"skip", "retrain"}
 
 
 def test_a_gate_on_a_real_gpu_is_refused(tmp_path: Path) -> None:
