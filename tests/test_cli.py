@@ -160,3 +160,13 @@ def test_a_gate_that_does_not_exist_exits_2_and_nothing_runs(tmp_path: Path) -> 
     assert "gate.function" in done.stderr
     assert "did you mean 'evaluate'?" in done.stderr
     assert left_in(tmp_path) == {"job.yaml"}
+
+
+def test_a_train_function_that_breaks_is_shown_from_its_own_lines_on_and_once(tmp_path: Path) -> None:
+    done = zeus_flows("run", str(write_job(tmp_path / "job.yaml", "crash")), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the train function failed; the attempt is recorded as failed" in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    lines = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert "training_functions.py" in lines[1]
+    assert lines[-1] == "ZeroDivisionError: the user's bug"

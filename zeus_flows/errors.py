@@ -10,6 +10,7 @@
     + LimitOutOfRange       the limit is outside what the GPU accepts
     + DeviceLost            left the bus; never retried
   x TrainingError           the train function broke the session's contract
+    + TrainFunctionFailed   it raised an exception of its own
     + TargetNeverReached    no attempt of this recurrence converged (exit 3)
   x StoreError              MLflow (exit 5)
     + StoreUnavailable      did not answer; safe to retry
@@ -69,6 +70,10 @@ class DeviceLost(DeviceError):
 
 class TrainingError(ZeusFlowsError):
     """The train function did not keep the session's contract."""
+
+
+class TrainFunctionFailed(TrainingError):
+    """The train function raised; the text has its traceback."""
 
 
 class TargetNeverReached(TrainingError):

@@ -48,7 +48,7 @@ def capriccio(
         experiment_file: Path of the experiment file on the machine that runs the flow.
         data: Path of the data, whatever the experiment file says.
         tracking_uri: Where MLflow runs go, whatever the experiment file says.
-        out: Folder for figures and report; beside nothing else: `capriccio-<name>` in the working directory.
+        out: Folder for figures and report; `<name>-report` in the working directory by default.
     """
     return run(experiment_file, data, tracking_uri, out, Silent())
 
@@ -74,7 +74,7 @@ def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: s
                 "%s: %d slices, %d written", file.name, len(experiment.slices), experiment.tracking.written
             )
             view.opened(experiment)
-            folder = Path(out) if out else Path.cwd() / f"capriccio-{file.name}"
+            folder = Path(out) if out else Path.cwd() / f"{file.name}-report"
             return _run(experiment, lease, settings, folder, view)
 
 

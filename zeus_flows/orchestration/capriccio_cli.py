@@ -12,7 +12,11 @@ import click
 @click.argument("experiment", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--data", type=click.Path(dir_okay=False, path_type=Path), help="The data, whatever the file says.")
 @click.option("--tracking-uri", help="Where MLflow runs go, before the file's and MLFLOW_TRACKING_URI.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the report and its figures.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the report and its figures; <name>-report by default.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of rows.")
 def capriccio_command(
     experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, as_json: bool

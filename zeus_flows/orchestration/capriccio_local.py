@@ -9,12 +9,14 @@ from rich.console import Console
 
 from zeus_flows.orchestration.capriccio import Summary, run
 from zeus_flows.orchestration.capriccio_view import ConsoleView
+from zeus_flows.orchestration.prefect_runs import print_no_errors
 
 
 def run_locally(
     experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, console: Console
 ) -> Summary:
     """Run the experiment in this process and show it."""
+    print_no_errors()
     with ConsoleView(console) as view:
 
         @flow(name="capriccio")

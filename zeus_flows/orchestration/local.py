@@ -13,14 +13,14 @@ from rich.console import Console
 from zeus_flows.core import policy
 from zeus_flows.core.records import Ask, EnergySource, Job, Mode, Observation, decision_seed, jsonable
 from zeus_flows.core.savings import savings
-from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached
+from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import series_url, ui_command, without_secrets
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
 from zeus_flows.training.gate import load_gate
-from zeus_flows.training.trainer import LocalTrainer
+from zeus_flows.training.trainer import LocalTrainer, train_traceback
 
 if TYPE_CHECKING:
     from zeus_flows.ledger.mlflow import MlflowLedger
@@ -119,11 +119,20 @@ def dry_run(request: Request) -> int:
 
 def _run_flow(request: Request, uri: str) -> Recurrence:
     from zeus_flows.orchestration.flow import RecurrenceFailed, recurrence
+    from zeus_flows.orchestration.prefect_runs import print_no_errors
 
+    print_no_errors()
     try:
         return recurrence(str(request.path), simulate=request.simulate, seed=request.seed, tracking_uri=uri)
     except RecurrenceFailed as failure:
         return failure.recurrence
+    except Exception as error:
+        shown = None if isinstance(error, ZeusFlowsError) else train_traceback(error)
+        if shown is None:
+            raise
+        raise TrainFunctionFailed(
+            f"the train function failed; the attempt is recorded as failed, and the next recurrence goes on\n{shown}"
+        ) from None
 
 
 def _ledger(job_file: JobFile, uri: str, energy_source: EnergySource) -> MlflowLedger:

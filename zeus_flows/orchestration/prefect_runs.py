@@ -1,4 +1,4 @@
-"""What the janitor asks and tells Prefect about flow runs."""
+"""What is asked of Prefect about flow runs, what it is told of them, and what it need not print."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
+from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.states import Crashed
 
 log = logging.getLogger(__name__)
@@ -33,3 +34,17 @@ def bury_flow_run(flow_run_id: str, why: str) -> None:
                 client.set_flow_run_state(UUID(flow_run_id), Crashed(message=message), force=True)
     except (ObjectNotFound, ValueError, httpx.HTTPError) as error:
         log.warning("Prefect could not be told that flow run %s is dead: %s", flow_run_id, type(error).__name__)
+
+
+def print_no_errors() -> None:
+    """Keep Prefect from printing errors of runs: a command that runs a flow ends with the error itself.
+
+    Prefect's server is told of them all the same.
+    """
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, PrefectConsoleHandler):
+            handler.addFilter(_is_no_error_of_a_run)
+
+
+def _is_no_error_of_a_run(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or not record.name.startswith(("prefect.flow_runs", "prefect.task_runs"))

@@ -254,6 +254,16 @@ def _trace(error: BaseException) -> str:
     return text if len(text) <= _MOST_TRACEBACK else "…" + text[1 - _MOST_TRACEBACK :]
 
 
+def train_traceback(error: BaseException) -> str | None:
+    """Return an exception's traceback from the train function on; None where it was raised elsewhere."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code is not LocalTrainer.train.__code__:
+        step = step.tb_next
+    if step is None or step.tb_next is None:
+        return None
+    return "".join(traceback.format_exception(type(error), error, step.tb_next)).rstrip()
+
+
 def _let_go_of(error: BaseException) -> None:
     """Free what the train function's frames hold, its model above all: the next attempt needs the room."""
     traceback.clear_frames(error.__traceback__)
