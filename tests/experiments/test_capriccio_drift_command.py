@@ -37,7 +37,7 @@ def test_it_shows_the_windows_and_the_evidence_that_ended_them(tmp_path: Path, s
 
     assert result.exit_code == 0
     assert "Drift windows of nightly" in result.output
-    assert "drift was noticed 1 times" in result.output
+    assert "drift was noticed once" in result.output
     assert "took 15 epochs where about 5.0 were expected" in result.output
     assert "Best known now: batch size 64" in result.output
 

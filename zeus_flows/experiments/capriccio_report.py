@@ -17,6 +17,7 @@ from zeus_flows.experiments.capriccio_science import (
     NOTICED_WITHIN,
     Detection,
     Findings,
+    Interval,
     recorded_regret,
 )
 from zeus_flows.reporting import figures
@@ -143,10 +144,21 @@ def _summary(
             values[f"zf.regret/{name}"] = float(regret)
             values[f"zf.regret_expected/{name}"] = science.real.regret(name).mean
             apart = "" if name == reference else str(science.real.difference(name, reference))
-            regrets.append([name, f"{regret:.2f}", str(science.real.regret(name)), apart])
+            compared = "default" in science.real.replays and name != "default"
+            saved = f"{science.real.cost_against(name, 'default')} %" if compared else ""
+            regrets.append([name, f"{regret:.2f}", str(science.real.regret(name)), apart, saved])
     page.table(["policy", "energy", "time", "cost", "against default", "targets missed", "slices skipped"], rows)
     if regrets:
-        page.table(["policy", "regret of this run", "mean regret of replays", f"more than {reference}"], regrets)
+        page.table(
+            [
+                "policy",
+                "regret of this run",
+                "mean regret of replays",
+                f"more than {reference}",
+                "cost of replays against default",
+            ],
+            regrets,
+        )
     if science is not None:
         replays = next(iter(science.real.replays.values())).regret.shape[0]
         page.text(
@@ -272,17 +284,22 @@ def _placebo(page: Page, science: Science, placebo: Findings, values: dict[str, 
         f"`{science.detector}` forgets what it knows of epochs when runs surprise it. In the placebo nothing drifts, "
         f"so every reset there is a false alarm: {rate} per 100 recurrences. With a change planted in the middle of "
         "the "
-        f"placebo (every batch size takes a factor more epochs), it was noticed within {NOTICED_WITHIN} recurrences:"
+        f"placebo (every batch size takes a factor more epochs), it was noticed within {NOTICED_WITHIN} recurrences "
+        "(intervals of shares are Clopper and Pearson's):"
     )
     page.table(
         ["epochs times", "noticed in", "after, on average"],
         [
-            [f"{d.factor:g}", f"{100 * d.noticed:.0f} % of replays", f"{d.delay:.1f} recurrences" if d.noticed else ""]
+            [f"{d.factor:g}", f"{_percent(d.noticed)} of replays", f"{d.delay} recurrences" if d.delay else ""]
             for d in science.detections
         ],
     )
     for d in science.detections:
-        values[f"zf.noticed/times_{d.factor:g}"] = d.noticed
+        values[f"zf.noticed/times_{d.factor:g}"] = d.noticed.mean
+
+
+def _percent(share: Interval) -> str:
+    return f"{100 * share.mean:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
 
 
 def _limits(page: Page, experiment: Experiment, science: Science | None) -> None:
@@ -319,6 +336,11 @@ def _limits(page: Page, experiment: Experiment, science: Science | None) -> None
                 f"Following the drift is worth at most {100 * science.real.oracle.worth_of_adapting:.1f} % here: this "
                 "data can show that a policy does no harm under drift, hardly that it gains by it."
             )
+    elif experiment.file.simulated:
+        items.append(
+            "No replays were asked for (`science.replays`), or every contender has a gate: there is no regret here, "
+            "and one run of each contender says little."
+        )
     else:
         items.append("Energy was measured, so runs cannot be repeated at will: there is no oracle and no regret here.")
     model = experiment.file.model

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import betaincinv
 
 from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.records import Gpu, Job, LimitMeasurement, PowerProfile
@@ -125,12 +126,12 @@ class Detection:
     Attributes:
         factor: What epochs were multiplied by from the middle on.
         noticed: Share of replays with a reset within `NOTICED_WITHIN` recurrences.
-        delay: Mean recurrences to it, where there was one.
+        delay: Recurrences to it, where there was one; None where there was none in any replay.
     """
 
     factor: float
-    noticed: float
-    delay: float
+    noticed: Interval
+    delay: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,14 @@ class Findings:
     def difference(self, contender: str, reference: str) -> Interval:
         """Return how much more regret a contender has than another, replay by replay."""
         return interval(self.replays[contender].totals - self.replays[reference].totals)
+
+    def cost_against(self, contender: str, reference: str) -> Interval:
+        """Return by how many per cent a contender costs more than another over all slices, replay by replay."""
+        mine, theirs = (
+            ((1.0 + self.replays[name].regret) * self.oracle.best_costs_j).sum(axis=1)
+            for name in (contender, reference)
+        )
+        return interval(100.0 * (mine / theirs - 1.0))
 
     def alarm_rate(self, contender: str) -> Interval:
         """Return a contender's resets per 100 recurrences."""
@@ -244,7 +253,8 @@ def detections(traces: Sequence[Trace], job: Job, *, times: int) -> tuple[Detect
         alarms = replay_slices(planted, job, np.ones(len(planted)), times=times).alarms
         after = [next((a - middle for a in mine if a > middle), None) for mine in alarms]
         delays = [d for d in after if d is not None and d <= NOTICED_WITHIN]
-        found.append(Detection(factor, len(delays) / times, float(np.mean(delays)) if delays else math.nan))
+        delay = interval(np.array(delays, dtype=float)) if delays else None
+        found.append(Detection(factor, share(len(delays), times), delay))
     return tuple(found)
 
 
@@ -258,6 +268,17 @@ def interval(values: Floats, *, resamples: int = _RESAMPLES) -> Interval:
     means = values[rng.integers(len(values), size=(resamples, len(values)))].mean(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(values.mean()), float(low), float(high))
+
+
+def share(hits: int, times: int) -> Interval:
+    """Return a share with its exact 95 % interval (Clopper and Pearson), which has a width even at none and at all.
+
+    >>> share(20, 20)  # doctest: +ELLIPSIS
+    Interval(mean=1.0, low=0.831..., high=1.0)
+    """
+    low = betaincinv(hits, times - hits + 1, 0.025) if hits else 0.0
+    high = betaincinv(hits + 1, times - hits, 0.975) if hits < times else 1.0
+    return Interval(hits / times, float(low), float(high))
 
 
 def recorded_regret(costs_j: Iterable[float], oracle: Oracle) -> Floats:

@@ -108,7 +108,7 @@ def show_drift(console: Console, history: DriftHistory) -> None:
     drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind == "drift"]
     console.print(
         f"\n{len(history.observations)} observations count; "
-        + (f"drift was noticed {len(drifts)} times:" if drifts else "no drift was noticed in them.")
+        + (f"drift was noticed {_times(len(drifts))}:" if drifts else "no drift was noticed in them.")
     )
     for window, after in zip(history.windows, (*history.windows[1:], None), strict=True):
         if window.ended_by is None:
@@ -118,7 +118,8 @@ def show_drift(console: Console, history: DriftHistory) -> None:
             console.print(f"    {change}", style="dim", soft_wrap=True)
     if asked := sum(run.asked for run in history.runs):
         skipped = sum(len(run.skipped) for run in history.runs)
-        console.print(f"\nThe drift gate was asked {asked} times and skipped {skipped} recurrences.")
+        what = f"{skipped} recurrence{'' if skipped == 1 else 's'}"
+        console.print(f"\nThe drift gate was asked {_times(asked)} and skipped {what}.")
     now = history.windows[-1]
     if now.best is not None:
         belief = _belief(now, now.best)
@@ -167,6 +168,10 @@ def _window_run(client: MlflowClient, run: Any) -> WindowRun:
         asked=len(gate),
         skipped=tuple(sorted(int(step) for step, value in gate.items() if value)),
     )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _span(recurrences: tuple[int, ...]) -> str:
