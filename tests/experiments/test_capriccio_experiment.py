@@ -385,7 +385,7 @@ def test_the_flow_runs_to_its_report_and_shows_it_in_prefect(
     summary = capriccio(str(path), tracking_uri=sqlite_uri)
 
     assert summary.slices == 3
-    assert Path(summary.report) == tmp_path / "capriccio-small" / "report.html"
+    assert Path(summary.report) == tmp_path / "small-report" / "report.html"
     assert set(summary.values) >= {"zf.regret/window-4", "zf.worth_of_adapting", "zf.false_alarms_per_100"}
     with get_client(sync_client=True) as client:
         shown = {a.key: a for a in client.read_artifacts()}
