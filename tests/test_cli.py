@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,21 @@ ROOT = Path(__file__).parents[1]
 ZEUS_FLOWS = str(Path(sys.executable).parent / "zeus-flows")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let all commands share Prefect's database, which takes seconds to make."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        yield
+
+
 def zeus_flows(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PREFECT_HOME": str(cwd / "prefect")} | env
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | env
     return subprocess.run([ZEUS_FLOWS, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def left_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} - {"prefect"}
+    return {path.name for path in folder.iterdir()}
 
 
 def test_help_imports_nothing_heavy() -> None:
