@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pynvml
 
+from zeus_flows.gpu import guard
 from zeus_flows.gpu.simulated import Load
 
 SOURCE = Path(__file__).parent / "emulator" / "nvml.c"
@@ -80,12 +82,13 @@ class Emulator:
 @contextmanager
 def emulated(library: Path, state: Path, **switches: str) -> Iterator[Emulator]:
     """Let pynvml of this process talk to emulated GPUs."""
-    emulator = Emulator(library, state)
+    emulator, guards = Emulator(library, state), list[Callable[[], None]]()
     switches = {"NVMLEMU_PERMISSION": "allow", **switches, "NVMLEMU_STATE": str(state)}
     with (
         mock.patch.dict(os.environ, switches),
         mock.patch.object(pynvml, "nvmlLib", emulator.handle),
         mock.patch.object(pynvml, "_nvmlGetFunctionPointer_cache", {}),
+        mock.patch.object(guard, "atexit", _Noting(guards)),
     ):
         pynvml.nvmlInit()
         try:
@@ -93,3 +96,19 @@ def emulated(library: Path, state: Path, **switches: str) -> Iterator[Emulator]:
         finally:
             while emulator.handle.nvmlShutdown() == 0:  # whoever left it open
                 pass
+            for release in guards:  # at the end of this process there are no such GPUs to put back
+                atexit.unregister(release)
+
+
+class _Noting:
+    """Registers as `atexit` does, and notes what."""
+
+    def __init__(self, noted: list[Callable[[], None]]) -> None:
+        self._noted = noted
+
+    def register(self, function: Callable[[], None]) -> None:
+        self._noted.append(function)
+        atexit.register(function)
+
+    def unregister(self, function: Callable[[], None]) -> None:
+        atexit.unregister(function)
