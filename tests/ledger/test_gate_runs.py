@@ -68,6 +68,25 @@ def test_every_check_is_a_run_of_its_own_kind_and_a_point_of_the_series(sqlite_u
     assert [p.step for p in client.get_metric_history(window.info.run_id, "zf.cost_j")] == [1]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300])
+def test_whatever_scores_are_called_and_are_the_recurrence_is_skipped(sqlite_uri: str, value: float) -> None:
+    ledger = open_ledger(sqlite_uri)
+    number = ledger.begin()
+    scores = {
+        "accuracy": 0.95,
+        "f1@5 / macro": value,
+        "../..": value,
+        "": value,
+        "x" * 1000: value,
+        "Genauigkeit ä": 1.0,
+    }
+    ledger.gated(ledger.asked(number, {}), replace(gate_check(number, skips=True), scores=scores))
+    (run,) = runs(sqlite_uri, "gate")
+    assert (run.info.status, run.data.tags["zf.gate"]) == ("FINISHED", "skip")
+    assert {"zf.gate/accuracy", "zf.gate/f1_5_macro", "zf.gate/Genauigkeit_"} <= set(run.data.metrics)
+    assert ledger.open_claims() == {}
+
+
 def test_an_evaluation_that_broke_has_no_value(sqlite_uri: str) -> None:
     ledger = open_ledger(sqlite_uri)
     number = ledger.begin()

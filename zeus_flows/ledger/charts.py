@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -59,6 +60,17 @@ def of_check(check: GateCheck) -> Values:
         "zf.gate/age": float(check.question.age),
         "zf.gate/time_s": check.time_s,
     }
+
+
+def of_scores(check: GateCheck) -> Values:
+    """Return what an evaluation returned, under names that MLflow takes: they are the user's own. The first 100 scores.
+
+    >>> from zeus_flows.core.gate import Question
+    >>> of_scores(GateCheck(Question(2, 1, 1, 8), "auc", 0.9, True, True, "", {"f1@5/../x": 0.5}))
+    {'zf.gate/f1_5_x': 0.5}
+    """
+    first = list(check.scores.items())[:100]
+    return {f"zf.gate/{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:100] or '_'}": value for name, value in first}
 
 
 def metrics(values: Values, *, step: int, at_s: float | None = None) -> list[Metric]:

@@ -123,14 +123,14 @@ class MlflowLedger(Reader):
     def gated(self, check_id: str, check: GateCheck, *, at_s: float | None = None) -> None:
         """Write what a gate found on its run and in the series; close a recurrence that it skips."""
         number, values = check.question.recurrence, charts.of_check(check)
-        scores = {f"zf.gate/{name}": value for name, value in check.scores.items()}
         tags = {
             "zf.gate": check.verdict,
             "zf.detail": codec.fits_tag(check.text),
             "zf.trained_in": str(check.question.trained_in),
             "mlflow.runName": f"{number} · gate: {check.verdict}",
         }
-        self._store.log(check_id, metrics=charts.metrics({**scores, **values}, step=number, at_s=at_s), tags=tags)
+        shown = charts.metrics({**charts.of_scores(check), **values}, step=number, at_s=at_s)
+        self._store.log(check_id, metrics=shown, tags=tags)
         self._store.log(self._window_of(number), metrics=charts.metrics(values, step=number, at_s=at_s))
         reached("after-gate")
         self._store.end(check_id)
