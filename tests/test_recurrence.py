@@ -10,6 +10,7 @@ import pytest
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.gate import Question
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile, Selector
+from zeus_flows.errors import StoreError
 from zeus_flows.job import Target
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.ledger.protocol import EpochReport
@@ -200,3 +201,16 @@ def test_an_order_to_stop_ends_the_gate_and_goes_on_as_it_is() -> None:
         run(trainer, ledger=ledger, gate=asked.gate)
     assert "cancelled" in ledger.store.checks[2].text
     assert len(ledger.observations()) == 1
+
+
+@pytest.mark.parametrize("method", ["asked", "gated"])
+def test_a_store_that_refuses_the_gate_costs_no_model(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, trainer, asked = MemoryLedger(JOB, EnergySource.SIMULATED), ScriptedTrainer(), Asked(0.95)
+    run(trainer, ledger=ledger)
+
+    def refuse(*_: object) -> str:
+        raise StoreError("refused")
+
+    monkeypatch.setattr(ledger, method, refuse)
+    done = run(trainer, ledger=ledger, gate=asked.gate)
+    assert (done.skipped, done.check, len(done.attempts)) == (False, None, 1)

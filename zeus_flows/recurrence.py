@@ -7,7 +7,9 @@ No Prefect in here: production (`zeus_flows.orchestration`) and trace replay (`z
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol
 
@@ -30,11 +32,13 @@ from zeus_flows.core.records import (
     Selector,
     decision_seed,
 )
-from zeus_flows.errors import StoreUnavailable
+from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, Ledger
 from zeus_flows.training.gate import Gate
 from zeus_flows.training.trainer import AttemptFailed
+
+log = logging.getLogger(__name__)
 
 
 class Trainer(Protocol):
@@ -165,7 +169,8 @@ class LocalSteps:
     def gate(self, recurrence: int) -> GateCheck | None:
         """Ask the drift gate about the newest model that counts, where there is one; write what it found.
 
-        A model of another fingerprint or from before a reset does not count. Without MLflow, training is the safe side.
+        A model of another fingerprint or from before a reset does not count. Where MLflow is away or refuses, training
+        is the safe side.
         """
         if self._gate is None or self.job.mode is Mode.OFF:
             return None
@@ -174,17 +179,23 @@ class LocalSteps:
             return None
         try:
             check_id = self.ledger.asked(recurrence, self._context)
-        except StoreUnavailable:
+        except StoreError as error:
+            log.warning("recurrence %d trains without asking its drift gate: %s", recurrence, error)
             return None
         reached("after-ask")
         question = Question(recurrence, *history.state.newest_model)
         try:
             check = self._gate.check(question, self.job.mode)
         except BaseException as order:  # to stop: the gate's run must not look as if it went on
-            self.ledger.gated(check_id, self._gate.broken(question, order))
+            with suppress(StoreError):
+                self.ledger.gated(check_id, self._gate.broken(question, order))
             raise
         reached("after-check")
-        self.ledger.gated(check_id, check)
+        try:
+            self.ledger.gated(check_id, check)
+        except StoreError as error:
+            log.warning("recurrence %d trains: what its drift gate found was refused: %s", recurrence, error)
+            return None
         return check
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
