@@ -30,12 +30,7 @@ WORDS = ["good", "bad", "day", "sun", "rain", "tea", "##s"]
 PAD = SPECIAL.index("[PAD]")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ZEUS_FLOWS_CACHE_DIR", str(tmp_path / "cache"))
-    open_curves.cache_clear()
-    yield
-    open_curves.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,7 @@ from zeus_flows.settings import read_settings
 Records = dict[str, list[dict[str, Any]]]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ZEUS_FLOWS_CACHE_DIR", str(tmp_path / "cache"))
-    open_curves.cache_clear()
-    yield
-    open_curves.cache_clear()
-    points.listen(lambda _point: None)
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def opened(path: Path, uri: str) -> Experiment:

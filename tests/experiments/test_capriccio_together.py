@@ -26,13 +26,7 @@ from zeus_flows.experiments.capriccio_tracking import Tracking
 from zeus_flows.ledger.store import Store
 from zeus_flows.settings import read_settings
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ZEUS_FLOWS_CACHE_DIR", str(tmp_path / "cache"))
-    open_curves.cache_clear()
-    yield
-    open_curves.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def opened(path: Path, uri: str) -> Experiment:
