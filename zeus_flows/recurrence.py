@@ -140,7 +140,7 @@ class LocalSteps:
         ledger: Where decisions and observations go.
         trainer: What trains.
         context: Tags for the attempts' runs, such as links to the flow run.
-        gate: The job's drift gate; None: every recurrence trains.
+        gate: The job's drift gate; None: every recurrence trains, as in a job that is off.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class LocalSteps:
             job = replace(job, selector=Selector.TIME)
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {"zf.gpu": trainer.gpu.key} | dict(context or {})
-        self._gate = gate
+        self._gate = None if job.mode is Mode.OFF else gate
 
     def begin(self) -> int:
         """Take the next recurrence number."""
@@ -164,7 +164,7 @@ class LocalSteps:
     @property
     def has_gate(self) -> bool:
         """Whether a drift gate may be asked."""
-        return self._gate is not None and self.job.mode is not Mode.OFF
+        return self._gate is not None
 
     def gate(self, recurrence: int) -> GateCheck | None:
         """Ask the drift gate about the newest model that counts, where there is one; write what it found.
@@ -172,7 +172,7 @@ class LocalSteps:
         A model of another fingerprint or from before a reset does not count. Where MLflow is away or refuses, training
         is the safe side.
         """
-        if self._gate is None or self.job.mode is Mode.OFF:
+        if self._gate is None:
             return None
         history = self.ledger.history()
         if history.degraded or history.state.newest_model is None:

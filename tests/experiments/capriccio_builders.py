@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -62,3 +66,27 @@ def write_experiment(folder: Path, **changes: Any) -> Path:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(fields | changes, sort_keys=False))
     return path
+
+
+def start_together(script: str, *arguments: str, folders: Sequence[Mapping[str, Path]]) -> list[subprocess.Popen[str]]:
+    """Start a script as on several machines, and let all go on when all have said that they are ready.
+
+    Args:
+        script: Prints `ready`, and waits for a line.
+        arguments: Of the script.
+        folders: Of each machine, where `ZEUS_FLOWS_<name>_DIR` is.
+    """
+    started = []
+    for mine in folders:
+        own = {f"ZEUS_FLOWS_{name}_DIR": str(folder) for name, folder in mine.items()}
+        command = [sys.executable, "-c", script, *arguments]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=os.environ | own, stdin=pipe, stdout=pipe, text=True))
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return started

@@ -42,6 +42,20 @@ def test_it_shows_the_windows_and_the_evidence_that_ended_them(tmp_path: Path, s
     assert "Best known now: batch size 64" in result.output
 
 
+def test_it_shows_why_windows_ended_whose_runs_no_longer_count(tmp_path: Path, sqlite_uri: str) -> None:
+    path = write_job(tmp_path / "job.yaml", default_batch_size=64)
+    write_history(path, sqlite_uri, 5, 5, 5, 5, 5, 5, 15)
+    job = load_job(path).core()
+    open_direct(job, tracking_uri=sqlite_uri, energy_source=EnergySource.SIMULATED).reset()
+
+    result = CliRunner().invoke(drift_command, [str(path), "--tracking-uri", sqlite_uri], catch_exceptions=False)
+
+    said = " ".join(result.output.split())
+    assert "window 1 ended after recurrence 7 (drift): batch size 64 took 15 epochs where about 5.0" in said
+    assert "window 2 ended before its first recurrence (reset): reset by hand" in said
+    assert "Nothing that was observed counts" in said
+
+
 def test_it_prints_json_and_draws_figure_10(tmp_path: Path, sqlite_uri: str) -> None:
     path = write_job(tmp_path / "job.yaml", default_batch_size=64)
     write_history(path, sqlite_uri, 5, 5, 5, 15)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from tests.experiments.capriccio_builders import write_experiment
+from tests.experiments.capriccio_builders import start_together, write_experiment
 from zeus_flows.errors import ConfigError, DeclaredDead, StoreUnavailable
 from zeus_flows.experiments import capriccio_lease
 from zeus_flows.experiments.capriccio_lease import Lease, leased
@@ -241,27 +241,8 @@ except ConfigError as error:
 @pytest.mark.slow
 def test_two_that_do_not_share_a_lock_do_not_take_slices_from_each_other(tmp_path: Path, sqlite_uri: str) -> None:
     path = write_experiment(tmp_path, slices={"days": 5, "most": 3})
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", MACHINE, str(path), sqlite_uri],
-            env=os.environ
-            | {
-                "ZEUS_FLOWS_STATE_DIR": str(tmp_path / f"state-{number}"),
-                "ZEUS_FLOWS_CACHE_DIR": str(tmp_path / f"cache-{number}"),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    for process in both:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in both:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    folders = [{"STATE": tmp_path / f"state-{n}", "CACHE": tmp_path / f"cache-{n}"} for n in range(2)]
+    both = start_together(MACHINE, str(path), sqlite_uri, folders=folders)
     give_up = time.monotonic() + 120  # the one that is refused ends, the other one waits
     while all(process.poll() is None for process in both) and time.monotonic() < give_up:
         time.sleep(0.05)

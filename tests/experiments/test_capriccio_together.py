@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tests.experiments.capriccio_builders import write_experiment
+from tests.experiments.capriccio_builders import start_together, write_experiment
 from zeus_flows.errors import ConfigError, StoreError
 from zeus_flows.experiments.capriccio_curves import open_curves
 from zeus_flows.experiments.capriccio_lock import alone
@@ -102,23 +100,8 @@ def test_on_several_machines_at_once_there_is_one_run_of_the_experiment_and_one_
     tmp_path: Path, sqlite_uri: str
 ) -> None:
     path = write_experiment(tmp_path)
-    machines = [
-        subprocess.Popen(
-            [sys.executable, "-c", MACHINE, str(path), sqlite_uri],
-            env=os.environ | {"ZEUS_FLOWS_STATE_DIR": str(tmp_path / f"machine-{number}")},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(3)
-    ]
-    for machine in machines:
-        assert machine.stdout is not None
-        assert machine.stdout.readline() == "ready\n"
-    for machine in machines:
-        assert machine.stdin is not None
-        machine.stdin.write("go\n")
-        machine.stdin.flush()
+    folders = [{"STATE": tmp_path / f"machine-{number}"} for number in range(3)]
+    machines = start_together(MACHINE, str(path), sqlite_uri, folders=folders)
 
     found = {machine.communicate(timeout=120)[0].strip() for machine in machines}
 

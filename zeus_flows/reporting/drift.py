@@ -102,20 +102,15 @@ def show_drift(console: Console, history: DriftHistory) -> None:
             run.run_id,
         )
     console.print(table)
+    _show_boundaries(console, history)
     if not history.windows:
         console.print("Nothing that was observed counts for this job's settings.")
         return
     drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind == "drift"]
     console.print(
         f"\n{len(history.observations)} observations count; "
-        + (f"drift was noticed {_times(len(drifts))}:" if drifts else "no drift was noticed in them.")
+        + (f"drift was noticed {_times(len(drifts))} in them." if drifts else "no drift was noticed in them.")
     )
-    for window, after in zip(history.windows, (*history.windows[1:], None), strict=True):
-        if window.ended_by is None:
-            continue
-        console.print(f"  after recurrence {window.last}: {window.ended_by.text}", soft_wrap=True)
-        if after is not None and (change := _change(window, after)):
-            console.print(f"    {change}", style="dim", soft_wrap=True)
     if asked := sum(run.asked for run in history.runs):
         skipped = sum(len(run.skipped) for run in history.runs)
         what = f"{skipped} recurrence{'' if skipped == 1 else 's'}"
@@ -129,6 +124,21 @@ def show_drift(console: Console, history: DriftHistory) -> None:
             else f", about {joules(belief.expected_cost_j)} a run"
         )
         console.print(f"\nBest known now: batch size {now.best}{cost}.")
+
+
+def _show_boundaries(console: Console, history: DriftHistory) -> None:
+    """Print what ended each window, as its run says, and what changed across it, where that still counts."""
+    changes = {
+        before.last: _change(before, after) for before, after in zip(history.windows, history.windows[1:], strict=False)
+    }
+    for run in history.runs:
+        if not run.evidence:
+            continue
+        last = run.recurrences[-1] if run.recurrences else None
+        when = f"after recurrence {last}" if last is not None else "before its first recurrence"
+        console.print(f"  window {run.number} ended {when} ({run.ended_by}): {run.evidence}", soft_wrap=True)
+        if last is not None and (change := changes.get(last)):
+            console.print(f"    {change}", style="dim", soft_wrap=True)
 
 
 def drift_document(history: DriftHistory) -> dict[str, Any]:
