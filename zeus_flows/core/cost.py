@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from zeus_flows.core.records import Job, Observation
 from zeus_flows.errors import MeasurementError
@@ -36,6 +37,32 @@ def attempt_cost(*, energy_j: float, time_s: float, eta: float, max_power_w: flo
     return eta * energy_j + (1 - eta) * max_power_w * time_s
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What joules and seconds cost by a job's objective (eq. 2).
+
+    Attributes:
+        eta: The energy-time knob that counts.
+        max_power_w: What a second is priced at; 1 where cost is in seconds.
+    """
+
+    eta: float
+    max_power_w: float
+
+    def of(self, energy_j: float, time_s: float) -> float:
+        """Return the cost of some energy and time: in joules, or in seconds where joules mean nothing."""
+        return self.eta * energy_j + (1 - self.eta) * self.max_power_w * time_s
+
+
+def price(job: Job, max_power_w: float) -> Price:
+    """Return a job's prices on GPUs of a greatest power.
+
+    >>> price(Job("t", (8,), 8, 1, in_seconds=True), 250.0).of(energy_j=0.0, time_s=60.0)
+    60.0
+    """
+    return Price(job.objective_eta, 1.0 if job.in_seconds else max_power_w)
+
+
 def cost_rate(*, average_power_w: float, eta: float, max_power_w: float) -> float:
     """Return cost per second of training, in watts: the bracket of eq. 3 and the numerator of eq. 5 and 7."""
     return eta * average_power_w + (1 - eta) * max_power_w
@@ -47,12 +74,13 @@ def epochs_cost(*, epochs: float, average_power_w: float, epochs_per_s: float, e
 
 
 def observed_cost(job: Job, observation: Observation) -> float:
-    """Return what an attempt cost by the job's objective, all of it: profiling and failures included."""
+    """Return what an attempt cost by the job's objective, all of it: profiling, failures and the host included."""
+    rates = price(job, observation.gpu.max_power_w)
     return attempt_cost(
-        energy_j=observation.energy_j,
+        energy_j=observation.energy_j + observation.host_energy_j,
         time_s=observation.time_s,
-        eta=job.objective_eta,
-        max_power_w=observation.gpu.max_power_w,
+        eta=rates.eta,
+        max_power_w=rates.max_power_w,
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from zeus_flows.core.cost import cost_rate
-from zeus_flows.core.records import Job, LimitMeasurement, PowerProfile, Selector
+from zeus_flows.core.cost import price
+from zeus_flows.core.overheads import NOTHING, Overheads
+from zeus_flows.core.records import Job, LimitMeasurement, Part, PowerProfile, Selector
 from zeus_flows.errors import MeasurementError
 
 #: A limit must be slower and dearer than the best by these shares before the ones below it are given up: far more
@@ -14,42 +15,82 @@ from zeus_flows.errors import MeasurementError
 SLOWER, DEARER = 0.15, 0.02
 
 
-def cost_per_sample(job: Job, profile: PowerProfile, measurement: LimitMeasurement) -> float:
-    """Return the cost of one training sample at one power limit, by the job's objective, in joules."""
-    rate = cost_rate(
-        average_power_w=measurement.average_power_w,
-        eta=job.objective_eta,
-        max_power_w=profile.gpu.max_power_w,
+def cost_per_sample(job: Job, profile: PowerProfile, measurement: LimitMeasurement, *, host_w: float = 0.0) -> float:
+    """Return the cost of one training sample at one power limit, by the job's objective."""
+    rates = price(job, profile.gpu.max_power_w)
+    return rates.of(measurement.average_power_w + host_w, 1.0) / measurement.samples_per_s
+
+
+def epoch_at(
+    profile: PowerProfile, at: LimitMeasurement, *, samples_per_epoch: float, overheads: Overheads = NOTHING
+) -> Part:
+    """Return what an epoch takes at one power limit, evaluation and the rest included; the GPUs' own energy."""
+    time_s = samples_per_epoch / at.samples_per_s
+    beside = overheads.per_epoch(at.power_limit_w, profile)
+    return Part(1, time_s * at.average_power_w + beside.energy_j, time_s + beside.time_s)
+
+
+def run_at(
+    profile: PowerProfile,
+    at: LimitMeasurement,
+    *,
+    epochs: float,
+    evaluations: float,
+    samples_per_epoch: float,
+    overheads: Overheads = NOTHING,
+) -> Part:
+    """Return what a run of so many epochs and evaluations takes at one power limit; the GPUs' own energy."""
+    time_s = epochs * samples_per_epoch / at.samples_per_s
+    once, evaluation = overheads.once_each, overheads.evaluation_at(at.power_limit_w, profile)
+    rest = overheads.rest.each
+    return Part(
+        1,
+        once.energy_j + time_s * at.average_power_w + evaluations * evaluation.energy_j + epochs * rest.energy_j,
+        once.time_s + time_s + evaluations * evaluation.time_s + epochs * rest.time_s,
     )
-    return rate / measurement.samples_per_s
 
 
-def best_limit(job: Job, profile: PowerProfile) -> LimitMeasurement:
+def best_limit(
+    job: Job, profile: PowerProfile, *, samples_per_epoch: float = 1.0, overheads: Overheads = NOTHING
+) -> LimitMeasurement:
     """Return the measurement at the best power limit (eq. 7), by the job's selector.
 
-    Ties go to the greater limit, which is never slower.
+    The limit holds during evaluation too, so whole epochs are compared. Ties go to the greater limit, which is never
+    slower.
 
     Raises:
         MeasurementError: the profile has no measurement.
     """
     if not profile.measurements:
         raise MeasurementError(f"the profile of batch size {profile.batch_size} has no measurement")
+    rates, whole = price(job, profile.gpu.max_power_w), bool(overheads)
+    epochs = {
+        m: epoch_at(profile, m, samples_per_epoch=samples_per_epoch, overheads=overheads)
+        for m in (profile.measurements if whole else ())
+    }
     candidates: Iterable[LimitMeasurement] = profile.measurements
     if job.selector is Selector.MAX_SLOWDOWN:
-        fastest = max(m.samples_per_s for m in profile.measurements)
-        candidates = [m for m in profile.measurements if m.samples_per_s * job.slowdown >= fastest]
-    eta, max_power_w = job.objective_eta, profile.gpu.max_power_w
+        seconds = {m: epochs[m].time_s if whole else 1 / m.samples_per_s for m in profile.measurements}
+        fastest_s = min(seconds.values())
+        candidates = [m for m in profile.measurements if seconds[m] <= job.slowdown * fastest_s]
 
     def cost_then_limit(m: LimitMeasurement) -> tuple[float, float]:
-        rate = cost_rate(average_power_w=m.average_power_w, eta=eta, max_power_w=max_power_w)
-        return rate / m.samples_per_s, -m.power_limit_w
+        if not whole:
+            return rates.of(m.average_power_w, 1.0) / m.samples_per_s, -m.power_limit_w
+        epoch = epochs[m]
+        return rates.of(epoch.energy_j + overheads.host_w * epoch.time_s, epoch.time_s), -m.power_limit_w
 
     return min(candidates, key=cost_then_limit)
 
 
-def epoch_cost(job: Job, profile: PowerProfile, *, samples_per_epoch: int) -> float:
-    """Return EpochCost(b) at the best power limit, in joules (eq. 7)."""
-    return samples_per_epoch * cost_per_sample(job, profile, best_limit(job, profile))
+def epoch_cost(job: Job, profile: PowerProfile, *, samples_per_epoch: float, overheads: Overheads = NOTHING) -> float:
+    """Return EpochCost(b) at the best power limit (eq. 7): steps, evaluation and the rest."""
+    at = best_limit(job, profile, samples_per_epoch=samples_per_epoch, overheads=overheads)
+    if not overheads:
+        return samples_per_epoch * cost_per_sample(job, profile, at)
+    epoch = epoch_at(profile, at, samples_per_epoch=samples_per_epoch, overheads=overheads)
+    rates = price(job, profile.gpu.max_power_w)
+    return rates.of(epoch.energy_j + overheads.host_w * epoch.time_s, epoch.time_s)
 
 
 def may_win(job: Job, profile: PowerProfile, limit_w: float) -> bool:

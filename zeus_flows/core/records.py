@@ -43,6 +43,12 @@ class Drift(StrEnum):
     IGNORE = "ignore"
 
 
+class Knob(StrEnum):
+    """What is tuned within an attempt; a setting is one value of it."""
+
+    POWER_LIMIT = "power_limit"  # watts per GPU
+
+
 class EnergySource(StrEnum):
     """Where joules come from. Observations from different sources are never mixed."""
 
@@ -128,6 +134,63 @@ class PowerProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Energy in joules and time in seconds of something that happened `count` times.
+
+    >>> Part(1, 10.0, 2.0) + Part(2, 5.0, 1.0)
+    Part(count=3, energy_j=15.0, time_s=3.0)
+    """
+
+    count: float = 0
+    energy_j: float = 0.0
+    time_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.count < math.inf and 0 <= self.energy_j < math.inf and 0 <= self.time_s < math.inf):
+            raise MeasurementError(f"a part of an attempt must be finite and not negative, not {self!r}")
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.count + other.count, self.energy_j + other.energy_j, self.time_s + other.time_s)
+
+    def times(self, factor: float) -> Part:
+        """Return so many times this."""
+        return Part(self.count * factor, self.energy_j * factor, self.time_s * factor)
+
+    @property
+    def each(self) -> Part:
+        """One of them, on average; nothing where there was none."""
+        return self.times(1 / self.count) if self.count else NO_PART
+
+
+NO_PART = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an attempt took beside its training steps; the steps took the rest of its energy and time.
+
+    Attributes:
+        once: Start-up and compilation: all before the first step, and what the first step took more than others.
+        evaluation: Evaluations of the model, by the power limit (per GPU) that was in force.
+        rest: Checkpoints, logging, starting a loader: what is left of each epoch.
+    """
+
+    once: Part = NO_PART
+    evaluation: tuple[tuple[float, Part], ...] = ()
+    rest: Part = NO_PART
+
+    @property
+    def evaluations(self) -> Part:
+        """All evaluations, at whichever limit."""
+        return sum((part for _, part in self.evaluation), NO_PART)
+
+    @property
+    def together(self) -> Part:
+        """All parts in one."""
+        return self.once + self.evaluations + self.rest
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What recurs, as far as decisions are concerned. The job file (`zeus_flows.job`) makes one.
 
@@ -151,6 +214,9 @@ class Job:
         fingerprint: Hash of what makes observations comparable.
         translate: Whether epoch costs measured on other GPU models guide the choice on one that lacks them (section 7).
         drift: What is done about epochs that change over time.
+        control: One in so many recurrences runs the default, to be compared with; None: none does.
+        host_power_w: What the machine draws beside its GPUs, in watts; None: what was measured of it counts.
+        in_seconds: Joules mean nothing here (no sensor, or a shared GPU): the cost of a run is its time in seconds.
     """
 
     name: str
@@ -172,6 +238,9 @@ class Job:
     fingerprint: str = ""
     drift: Drift = Drift.RESET
     translate: bool = True
+    control: int | None = None
+    host_power_w: float | None = 0.0
+    in_seconds: bool = False
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:
@@ -182,9 +251,9 @@ class Job:
     @property
     def objective_eta(self) -> float:
         """The eta that the bandit's cost uses: it follows the power-limit selector."""
-        if self.selector is Selector.COST:
+        if self.selector is Selector.COST and not self.in_seconds:
             return self.eta
-        return 0.0 if self.selector is Selector.TIME else 1.0
+        return 0.0 if self.in_seconds or self.selector is Selector.TIME else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +279,8 @@ class Ask:
         in_flight: Attempts of other recurrences that are under way.
         tried: Batch sizes of this recurrence's earlier attempts.
         power_limits_w: Limits the GPU offers, per GPU; only `grid` wants them.
+        out_of_memory: Those of `tried` that did not fit the GPU.
+        under_way: Recurrences that had begun and not ended, this one left out.
     """
 
     recurrence: int
@@ -220,6 +291,8 @@ class Ask:
     in_flight: tuple[InFlight, ...] = ()
     tried: tuple[int, ...] = ()
     power_limits_w: tuple[float, ...] = ()
+    out_of_memory: tuple[int, ...] = ()
+    under_way: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,15 +301,16 @@ class ArmBelief:
 
     Attributes:
         batch_size: The arm.
-        runs: Observations that count.
+        runs: Runs that reached the target.
         expected_cost_j: Expected cost of a run; None where the policy has no estimate.
         spread: Standard deviation of the log of that cost (relative uncertainty); None where unknown.
         sampled_cost_j: What Thompson sampling drew; None where the policy does not sample.
-        status: `untried`, `known`, `pruned`, `dead`, `infeasible`, `out of reach`.
+        status: `untried`, `known`, `stopped`, `pruned`, `dead`, `infeasible`, `out of reach`.
         chance_best: Probability that this arm is the cheapest; None where the policy does not estimate it.
         gain_j: What trying the arm now is expected to save over running the best known one, its own cost
             and what it may teach included; None where the policy does not weigh it.
         noise: Standard deviation of the log of one run's cost around the arm's mean; None where unknown.
+        stopped: Runs that were stopped, or ended without reaching the target.
     """
 
     batch_size: int
@@ -248,6 +322,7 @@ class ArmBelief:
     chance_best: float | None = None
     gain_j: float | None = None
     noise: float | None = None
+    stopped: int = 0
 
 
 Explanation = tuple[str, tuple[ArmBelief, ...]]  # a reason's text and arms
@@ -302,6 +377,37 @@ class Reason(_Told):
 _set = object.__setattr__  # frozen records, while they are made
 
 
+#: Version of the records as they are stored. Older ones are read for ever.
+SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a decision was asked and what it knew, so that it can be made again from the runs.
+
+    Attributes:
+        gpu: What the attempt would train on.
+        samples_per_epoch: Size of the data set, where it was known.
+        in_flight: Attempts of other recurrences that were under way.
+        tried: Batch sizes of this recurrence's earlier attempts.
+        out_of_memory: Those of them that did not fit the GPU.
+        power_limits_w: Limits the GPU offered.
+        folded: How many observations the history had.
+        newest: (recurrence, attempt) of the newest of them.
+        under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
+    """
+
+    gpu: Gpu | None = None
+    samples_per_epoch: int | None = None
+    in_flight: tuple[InFlight, ...] = ()
+    tried: tuple[int, ...] = ()
+    out_of_memory: tuple[int, ...] = ()
+    power_limits_w: tuple[float, ...] = ()
+    folded: int = 0
+    newest: tuple[int, int] = (0, 0)
+    under_way: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """An arm, why, and when to stop it; written before training starts.
@@ -316,6 +422,10 @@ class Decision:
         tune_power: Whether the best power limit may be looked for and applied; False: train at the limit the
             GPU has.
         power_limit_w: Train at this limit, per GPU, without profiling (`grid`); None: the profile decides.
+        control: The default runs, b0 at the limit that is there, to be compared with.
+        mode: How much the job might change; None in records of schema 1.
+        asked: What was asked; None in records of schema 1.
+        schema: Version of the record.
     """
 
     recurrence: int
@@ -329,6 +439,10 @@ class Decision:
     degraded: bool = False
     tune_power: bool = True
     power_limit_w: float | None = None
+    control: bool = False
+    mode: Mode | None = None
+    asked: Asked | None = None
+    schema: int = SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +465,14 @@ class Observation:
         explores: Copied from the decision.
         detail: A sentence about how it ended, for people.
         traceback: Where the train function broke; empty where it did not.
+        parts: What it took beside its training steps; None where that was not measured (schema 1).
+        host_energy_j: What the machine drew beside its GPUs meanwhile; not part of `energy_j`.
+        mode: How much the job might change; None in records of schema 1.
+        knob: What was tuned; `power_limit_w` is its setting.
+        limit_before_w: The limit that was there before, per GPU; None where it is not known.
+        control: The default ran, to be compared with.
+        curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
+        schema: Version of the record.
     """
 
     recurrence: int
@@ -374,6 +496,14 @@ class Observation:
     fingerprint: str = ""
     detail: str = ""
     traceback: str = ""
+    parts: Parts | None = None
+    host_energy_j: float = 0.0
+    mode: Mode | None = None
+    knob: Knob = Knob.POWER_LIMIT
+    limit_before_w: float | None = None
+    control: bool = False
+    curve: tuple[tuple[int, float], ...] = ()
+    schema: int = SCHEMA
 
     def __post_init__(self) -> None:
         believable = (
@@ -381,9 +511,10 @@ class Observation:
             and 0 <= self.time_s < math.inf
             and 0 <= self.profiling_energy_j < math.inf
             and 0 <= self.profiling_time_s < math.inf
+            and 0 <= self.host_energy_j < math.inf
         )
         if not believable:
-            names = ("energy_j", "time_s", "profiling_energy_j", "profiling_time_s")
+            names = ("energy_j", "time_s", "profiling_energy_j", "profiling_time_s", "host_energy_j")
             name = next(n for n in names if not 0 <= getattr(self, n) < math.inf)
             raise MeasurementError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
         if self.epochs < 0:
@@ -398,6 +529,23 @@ class Observation:
     def order(self) -> tuple[int, int]:
         """The fold's order, whatever order reports arrive in."""
         return (self.recurrence, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A recurrence that ended without an observation that counts.
+
+    Attributes:
+        recurrence: Which.
+        skipped: A drift gate skipped it; otherwise its process was killed.
+        time_s: What asking the gate took.
+        energy_j: The same, where it was measured.
+    """
+
+    recurrence: int
+    skipped: bool
+    time_s: float = 0.0
+    energy_j: float = 0.0
 
 
 def unobserved(
@@ -425,6 +573,8 @@ def unobserved(
         explores=decision.explores,
         fingerprint=fingerprint,
         detail=detail,
+        mode=decision.mode,
+        control=decision.control,
     )
 
 

@@ -31,10 +31,21 @@ from zeus_flows.core.policy.state import Rate, Spent, State, believable, changed
 from zeus_flows.core.policy.thompson import Thompson
 from zeus_flows.core.policy.zeus import Zeus
 from zeus_flows.core.policy.zeus_paper import ZeusPaper
-from zeus_flows.core.records import Ask, Decision, Gpu, Job, Mode, Observation, PowerProfile, Reason, jsonable
+from zeus_flows.core.records import Ask, Decision, Gap, Gpu, Job, Mode, Observation, PowerProfile, Reason, jsonable
 from zeus_flows.errors import ConfigError
 
-__all__ = ["POLICIES", "State", "advance", "decide", "fold", "from_json", "initial", "to_json"]
+__all__ = [
+    "POLICIES",
+    "State",
+    "advance",
+    "decide",
+    "fold",
+    "from_json",
+    "initial",
+    "is_whole",
+    "pass_over",
+    "to_json",
+]
 
 POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
     {
@@ -48,7 +59,8 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
     }
 )
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
+_READABLE = (2, 3)  # snapshots that can be decided on; older ones lack sums that the runs still have
 
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
@@ -76,11 +88,18 @@ def advance(job: Job, state: State, observation: Observation) -> State:
     return changed(state, changes)
 
 
-def fold(job: Job, observations: Iterable[Observation]) -> State:
-    """Return the state after all observations, whatever order they are given in."""
+def fold(job: Job, observations: Iterable[Observation], gaps: Iterable[Gap] = ()) -> State:
+    """Return the state after all observations and gaps, whatever order they are given in."""
     state = initial(job)
-    for observation in sorted(observations, key=lambda o: o.order):
-        state = advance(job, state, observation)
+    events: list[tuple[tuple[int, int], Observation | Gap]] = [(o.order, o) for o in observations]
+    events += [((gap.recurrence, 0), gap) for gap in gaps]
+    for _, event in sorted(events, key=lambda item: item[0]):
+        state = pass_over(job, state, event) if isinstance(event, Gap) else advance(job, state, event)
+    return state
+
+
+def pass_over(job: Job, state: State, gap: Gap) -> State:
+    """Return the state after a recurrence without an observation; it must come after those already folded."""
     return state
 
 
@@ -123,8 +142,11 @@ def to_json(state: State) -> dict[str, Any]:
 
 
 def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
-    """Return the state that `to_json` wrote, or None where it was written for other settings: then fold anew."""
-    if data.get("version") != SNAPSHOT_VERSION or data.get("settings") != _settings(job):
+    """Return the state that `to_json` wrote, or None where it was written for other settings: then fold anew.
+
+    One of an earlier version (see `is_whole`) does for a decision.
+    """
+    if data.get("version") not in _READABLE or data.get("settings") != _settings(job):
         return None
     read = [from_plain(PowerProfile, p) for p in data["profiles"]]
     profiles = {(p.batch_size, p.gpu.key): p for p in read}
@@ -145,6 +167,11 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         sample_costs=sample_costs(job, profiles),
         default_epochs=from_plain(Runs, data["default_epochs"]),
     )
+
+
+def is_whole(data: Mapping[str, Any]) -> bool:
+    """Return whether `to_json` of this version wrote it; otherwise sums are missing, and it should be folded anew."""
+    return data.get("version") == SNAPSHOT_VERSION
 
 
 def _newest(data: Any) -> tuple[int, int, int] | None:

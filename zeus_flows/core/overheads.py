@@ -1,0 +1,157 @@
+"""What a run takes beside its training steps: once, for each evaluation, for each epoch; and the host all along.
+
+Eq. 2 counts all energy and time until the target, and the paper's Listing 1 wraps the evaluation loader. So a run takes
+
+    once + samples x training(b, p) + evaluations x evaluation(b, p) + epochs x rest
+
+The first factor is measured by the power profile, the others here. They do not grow with the training data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from zeus_flows.core.records import NO_PART, LimitMeasurement, Part, Parts, PowerProfile
+
+#: What a run's parts still weigh after each run that follows: a change is believed after about ten.
+KEPT = 0.9
+#: What a GPU draws while it waits, as a share of its greatest power, where nothing lower was seen.
+IDLE = 0.15
+#: How far off the parts of a batch size may be that were only seen at others: evaluation may use the same batch size.
+DOUBT = 0.3
+#: The same once several batch sizes agree.
+LEAST_DOUBT = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """The parts of one batch size on one GPU, as sums over its runs; newer ones weigh more.
+
+    Attributes:
+        once: Start-up and compilation; counted per attempt.
+        evaluation: Evaluations, by the power limit in force.
+        rest: What is left of each epoch; counted per epoch.
+        epochs: Epochs that the evaluations and `rest` are of.
+        host_w: What the machine draws beside its GPUs, in watts.
+    """
+
+    once: Part = NO_PART
+    evaluation: tuple[tuple[float, Part], ...] = ()
+    rest: Part = NO_PART
+    epochs: float = 0.0
+    host_w: float = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether there is anything beside training steps."""
+        return bool(self.host_w or self.epochs or self.once.count)
+
+    def add(self, parts: Parts, *, epochs: float) -> Overheads:
+        """Return them with one more run.
+
+        >>> known = Overheads().add(Parts(evaluation=((250.0, Part(2, 100.0, 4.0)),)), epochs=2)
+        >>> known.evaluations_per_epoch, known.evaluation_at(250.0)
+        (1.0, Part(count=1.0, energy_j=50.0, time_s=2.0))
+        """
+        evaluation = {limit: part.times(KEPT) for limit, part in self.evaluation}
+        for limit, part in parts.evaluation:
+            evaluation[limit] = evaluation.get(limit, NO_PART) + part
+        return replace(
+            self,
+            once=self.once.times(KEPT) + parts.once,
+            evaluation=tuple(sorted(evaluation.items())),
+            rest=self.rest.times(KEPT) + parts.rest,
+            epochs=KEPT * self.epochs + epochs,
+        )
+
+    @property
+    def evaluations_per_epoch(self) -> float:
+        """How often the model is evaluated, per epoch."""
+        return sum(part.count for _, part in self.evaluation) / self.epochs if self.epochs else 0.0
+
+    @property
+    def once_each(self) -> Part:
+        """What an attempt takes before it trains."""
+        return self.once.each
+
+    def evaluation_at(self, limit_w: float, profile: PowerProfile | None = None) -> Part:
+        """Return what one evaluation takes at a power limit.
+
+        Where it was not seen at that limit, it is taken from the nearest one: as far as the GPU was busy, it is slowed
+        and draws as training does by the profile; the time in which it waited stays.
+        """
+        seen = [(limit, part) for limit, part in self.evaluation if part.count > 0]
+        if not seen:
+            return NO_PART
+        at, part = min(seen, key=lambda item: (abs(item[0] - limit_w), -item[0]))
+        each = part.each
+        if at == limit_w or profile is None or not profile.measurements or each.time_s <= 0:
+            return each
+        there, here = nearest(profile, at), nearest(profile, limit_w)
+        idle_w = self._idle_w(profile)
+        watts = each.energy_j / each.time_s
+        room_w = there.average_power_w - idle_w
+        busy = min(max((watts - idle_w) / room_w, 0.0), 1.0) if room_w > 0 else 1.0
+        slower = there.samples_per_s / here.samples_per_s
+        other_w = (watts - busy * there.average_power_w) / (1 - busy) if busy < 1 else 0.0
+        waiting_s, busy_s = (1 - busy) * each.time_s, busy * each.time_s * slower
+        return Part(1, waiting_s * max(other_w, 0.0) + busy_s * here.average_power_w, waiting_s + busy_s)
+
+    def per_epoch(self, limit_w: float, profile: PowerProfile | None = None) -> Part:
+        """Return what an epoch takes beside its steps at a power limit: its evaluations, and the rest."""
+        evaluations = self.evaluation_at(limit_w, profile).times(self.evaluations_per_epoch)
+        rest = self.rest.each
+        return Part(1, evaluations.energy_j + rest.energy_j, evaluations.time_s + rest.time_s)
+
+    def _idle_w(self, profile: PowerProfile) -> float:
+        """Return what the GPUs draw while they wait: the least that was seen, and a share of the greatest at most."""
+        seen = [part.energy_j / part.time_s for part in (self.once, self.rest) if part.time_s > 1.0]
+        return min([*seen, IDLE * profile.gpu.max_power_w])
+
+
+NOTHING = Overheads()
+
+
+def nearest(profile: PowerProfile, limit_w: float) -> LimitMeasurement:
+    """Return the measurement at a power limit, or at the nearest one that was measured."""
+    return min(profile.measurements, key=lambda m: (abs(m.power_limit_w - limit_w), -m.power_limit_w))
+
+
+def pooled(several: Iterable[Overheads]) -> Overheads:
+    """Return what is believed of a batch size whose own parts were not seen: the mean over the others.
+
+    >>> pooled([Overheads(once=Part(1, 10.0, 1.0)), Overheads(once=Part(1, 30.0, 3.0))]).once_each
+    Part(count=1.0, energy_j=20.0, time_s=2.0)
+    """
+    together = NOTHING
+    for known in several:
+        if not (known.epochs or known.once.count):
+            continue
+        weight = 1 / known.epochs if known.epochs else 1.0
+        evaluation = dict(together.evaluation)
+        for limit, part in known.evaluation:
+            evaluation[limit] = evaluation.get(limit, NO_PART) + part.times(weight)
+        together = Overheads(
+            once=together.once
+            + (Part(1, known.once_each.energy_j, known.once_each.time_s) if known.once.count else NO_PART),
+            evaluation=tuple(sorted(evaluation.items())),
+            rest=together.rest + known.rest.times(weight),
+            epochs=together.epochs + (1.0 if known.epochs else 0.0),
+            host_w=known.host_w,
+        )
+    return together
+
+
+def doubt(costs: Iterable[float]) -> float:
+    """Return the standard deviation of the log of a part that was only seen at other batch sizes.
+
+    >>> doubt([100.0]), round(doubt([100.0, 100.0, 100.0]), 2)
+    (0.3, 0.17)
+    """
+    logs = [math.log(cost) for cost in costs if cost > 0]
+    if len(logs) < 2:
+        return DOUBT
+    mean = math.fsum(logs) / len(logs)
+    squares = math.fsum((value - mean) ** 2 for value in logs)
+    return max(math.sqrt((DOUBT**2 + squares) / len(logs)), LEAST_DOUBT)
