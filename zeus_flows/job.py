@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from zeus_flows.core.policy import POLICIES
-from zeus_flows.core.records import Drift, Job, Mode, Selector
+from zeus_flows.core.records import Drift, EnergySource, Job, Mode, Selector
 from zeus_flows.yaml_file import Kind, one_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
@@ -95,7 +95,8 @@ class GateSection(_Section):
 class Simulation(_Section):
     """The simulated GPU's load, for a job that was never measured; `zeus_flows.gpu.simulated.Workload` has the laws.
 
-    An epoch takes `seconds_per_epoch * (1 + half_batch / b)` at full clock and batch size b.
+    An epoch takes `seconds_per_epoch * (1 + half_batch / b)` at full clock and batch size b; each evaluation
+    `evaluation_seconds` more, a tenth of `seconds_per_epoch` unless stated.
     """
 
     seconds_per_epoch: float = Field(default=60.0, gt=0)
@@ -103,6 +104,7 @@ class Simulation(_Section):
     utilisation: float = Field(default=0.75, gt=0, le=1)
     least_utilisation: float = Field(default=0.1, gt=0, le=1)
     saturated_power_w: float | None = Field(default=None, gt=0)
+    evaluation_seconds: float | None = Field(default=None, ge=0)
 
 
 class Prior(_Section):
@@ -134,6 +136,8 @@ class JobFile(_Section):
     max_attempts: int = Field(default=4, ge=1)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
+    control: int | None = Field(default=None, ge=2)
+    host_power_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["measured"] = 0.0
     prior: Prior | None = None
     seed: int = 0
     power_limit: PowerLimitSection = PowerLimitSection()
@@ -208,8 +212,12 @@ class JobFile(_Section):
             changes["seed"] = seed
         return self.model_copy(update=changes)
 
-    def core(self) -> Job:
-        """Return what decisions need of this file."""
+    def core(self, energy_source: EnergySource = EnergySource.MEASURED) -> Job:
+        """Return what decisions need of this file.
+
+        Args:
+            energy_source: What joules are on the GPUs that the job has; where they mean nothing, cost is time.
+        """
         prior = self.prior
         return Job(
             name=self.name,
@@ -231,6 +239,9 @@ class JobFile(_Section):
             fingerprint=self.fingerprint,
             drift=self.drift,
             translate=self.translate_gpus,
+            control=self.control,
+            host_power_w=None if self.host_power_w == "measured" else self.host_power_w,
+            in_seconds=energy_source is EnergySource.NONE,
         )
 
 

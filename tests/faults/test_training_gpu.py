@@ -69,7 +69,8 @@ def test_a_training_on_a_good_gpu_profiles_settles_and_puts_the_previous_limit_b
     assert observed.outcome is Outcome.CONVERGED
     assert observed.energy_complete
     assert observed.profile is not None
-    assert len(observed.profile.measurements) == 7
+    assert len(observed.profile.measurements) == 8  # the limit that was there before is measured too
+    assert observed.limit_before_w in [m.power_limit_w for m in observed.profile.measurements]
     assert LIMITS_SEEN[-1] == observed.power_limit_w
     assert observed.profile.made_with.startswith("torch 2, driver")
 

@@ -35,9 +35,9 @@ class PlannedCut:
     """Stop after the number of epochs with the least expected cost J(K), given what the run may teach.
 
     J(K) = sum_{e<=K} P(e) [e c - H (C_best - C'_e)+] + P(E > K) [K c + C_best], where the number of epochs E
-    is lognormal(mean, variance + noise) with mass `never` on not reaching the target at all, c is the epoch
-    cost, H the horizon over which a better arm would pay, and C'_e the cost we would expect of the arm
-    after seeing it take e epochs.
+    is lognormal(mean, variance + noise) with mass `never` on not reaching the target at all, c is the cost of an
+    epoch (evaluation included), H the horizon over which a better arm would pay, and C'_e the cost we would expect
+    of the arm after seeing it take e epochs.
 
     Attributes:
         log_epochs: Posterior mean of log Epochs(b).
@@ -69,8 +69,14 @@ LIKELY = 0.5  # under a bound, an attempt less likely to complete is stopped aft
 Cut = NoCut | CostCut | PlannedCut
 
 
-def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int) -> int:
+def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int, once_j: float = 0.0) -> int:
     """Return how many epochs an attempt may train, from 0 to `max_epochs`.
+
+    Args:
+        cut: The decision's.
+        epoch_cost_j: What an epoch costs, evaluation included.
+        max_epochs: An attempt never trains longer.
+        once_j: What an attempt costs before its first epoch.
 
     >>> epochs_allowed(CostCut(threshold_j=100.0), epoch_cost_j=30.0, max_epochs=10)
     3
@@ -83,13 +89,13 @@ def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int) -> int:
         case CostCut(threshold_j):
             if not math.isfinite(threshold_j):
                 return max_epochs
-            return int(min(threshold_j // epoch_cost_j, max_epochs))
+            return int(min(max(threshold_j - once_j, 0.0) // epoch_cost_j, max_epochs))
         case PlannedCut():
             allowed = max_epochs
             if cut.at_least < max_epochs:
-                planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs)
+                planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs, once_j=once_j)
                 allowed = max(planned, cut.at_least)
-            return _within_bounds(cut, allowed, epoch_cost_j)
+            return _within_bounds(cut, allowed, epoch_cost_j, once_j)
 
 
 def chance_to_complete(cut: PlannedCut, epochs: int) -> float:
@@ -98,12 +104,12 @@ def chance_to_complete(cut: PlannedCut, epochs: int) -> float:
     return (1 - cut.never) * float(ndtr(z))
 
 
-def _within_bounds(cut: PlannedCut, allowed: int, epoch_cost_j: float) -> int:
+def _within_bounds(cut: PlannedCut, allowed: int, epoch_cost_j: float, once_j: float) -> int:
     if cut.at_most_j is None:
         return allowed
-    bounded = min(allowed, int(max(cut.at_most_j, 0.0) // epoch_cost_j))
+    bounded = min(allowed, int(max(cut.at_most_j - once_j, 0.0) // epoch_cost_j))
     if cut.room_j is not None:
-        roomy = min(allowed, int(max(cut.room_j, 0.0) // epoch_cost_j))
+        roomy = min(allowed, int(max(cut.room_j - once_j, 0.0) // epoch_cost_j))
         if roomy > bounded and chance_to_complete(cut, roomy) >= SURE:
             return roomy
     return bounded if chance_to_complete(cut, bounded) >= LIKELY else min(bounded, 1)
@@ -124,7 +130,7 @@ def capped(cut: Cut, *, at_most_j: float, room_j: float) -> Cut:
             return replace(cut, at_most_j=at_most_j, room_j=room_j)
 
 
-def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int) -> tuple[int, float]:
+def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int, once_j: float = 0.0) -> tuple[int, float]:
     """Return K* = argmin J(K) and J(K*), in epochs and joules."""
     spread = max(cut.variance + cut.noise, 1e-12)
     expected = _expected_costs(
@@ -137,6 +143,7 @@ def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int) -> tuple[int,
         best_cost_j=cut.best_cost_j,
         horizon=cut.horizon,
         max_epochs=max_epochs,
+        once=once_j,
     )
     cheapest = int(expected.argmin())
     return cheapest + 1, float(expected[cheapest])
@@ -152,6 +159,7 @@ def plan_many(
     best_cost_j: float,
     horizon: float,
     max_epochs: int,
+    once_j: float = 0.0,
 ) -> tuple[Integers, Floats]:
     """Return K* and J(K*) for many arms at once; the arrays broadcast against each other."""
     spread = np.maximum(variance + noise, 1e-12)
@@ -165,6 +173,7 @@ def plan_many(
         best_cost_j=best_cost_j,
         horizon=horizon,
         max_epochs=max_epochs,
+        once=once_j,
     )
     return expected.argmin(axis=-1) + 1, expected.min(axis=-1)
 
@@ -180,10 +189,12 @@ def _expected_costs(
     best_cost_j: float,
     horizon: float,
     max_epochs: int,
+    once: float,
 ) -> Floats:
     """Return J(K) for K = 1 .. max_epochs, along the last axis; see `PlannedCut`.
 
-    `deviation` is that of one run's log epochs, `shrink` the share of it that is doubt about the arm.
+    `deviation` is that of one run's log epochs, `shrink` the share of it that is doubt about the arm. What an attempt
+    costs `once` is part of what is spent, of every run to come, and of `best_cost_j`.
     """
     k, log_k, log_k_half = _epochs_up_to(max_epochs)
     reached = (1 - never) * ndtr((log_k_half - mean) / deviation)
@@ -191,6 +202,8 @@ def _expected_costs(
     at[..., 1:] -= reached[..., :-1]
     after = per_epoch * np.exp((1 - shrink) * mean + 0.5 * noise + shrink * log_k)
     spent = per_epoch * k
+    if once:
+        after, spent = after + once, spent + once
     gain = horizon * np.maximum(best_cost_j - after, 0.0)
     expected: Floats = (at * (spent - gain)).cumsum(axis=-1) + (1 - reached) * (spent + best_cost_j)
     return expected

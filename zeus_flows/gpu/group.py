@@ -21,10 +21,18 @@ STEP_W = 25.0
 class Work(Protocol):
     """What happens on the GPUs' clock when the training makes a step."""
 
-    samples_per_epoch: int | None
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Size of the training set; None while nobody has told."""
+
+    @samples_per_epoch.setter
+    def samples_per_epoch(self, samples: int) -> None: ...
 
     def ran(self, samples: int) -> None:
         """Let `samples` samples have been trained on."""
+
+    def evaluated(self) -> None:
+        """Let the model have been evaluated once."""
 
 
 class Gpus(AbstractContextManager["Gpus"]):
@@ -40,6 +48,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         can_set_limits: Whether `set_power_limit_w` will work.
         why_not: What to tell the user where it will not.
         alone: Whether nobody else is known to use the GPUs; if not, spans are never complete.
+        last_limit_w: The power limit, per GPU, as it was last read or set.
 
     Args:
         devices: The GPUs, in CUDA's order.
@@ -77,6 +86,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         self.can_set_limits = not why_not
         self.why_not = why_not
         self.alone = alone
+        self.last_limit_w = max(high for _, high in ranges)
         self._meter = meter
         self._guard = guard
         self._clock = clock
@@ -101,7 +111,8 @@ class Gpus(AbstractContextManager["Gpus"]):
 
     def power_limit_w(self) -> float:
         """Return the power limit in force, per GPU (the least, where they differ)."""
-        return min(device.power_limit_w() for device in self.devices)
+        self.last_limit_w = min(device.power_limit_w() for device in self.devices)
+        return self.last_limit_w
 
     def set_power_limit_w(self, watts: float) -> None:
         """Set the power limit of every GPU; where one refuses, all are put back.
@@ -113,6 +124,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         """
         self._may()
         self._guard.set_power_limit_w(watts)
+        self.last_limit_w = watts
 
     def restore_power_limit(self) -> None:
         """Put the previous power limits and clocks back now, and go on measuring."""
@@ -171,6 +183,11 @@ class Gpus(AbstractContextManager["Gpus"]):
         return tuple(dict.fromkeys(reason for device in self.devices for reason in device.throttle_reasons()))
 
     @property
+    def simulated(self) -> bool:
+        """Whether time passes on them only where the training says so."""
+        return self._work is not None
+
+    @property
     def samples_per_epoch(self) -> int | None:
         """Size of the training set, which a simulated GPU has to know before the first step."""
         return self._work.samples_per_epoch if self._work else None
@@ -190,6 +207,11 @@ class Gpus(AbstractContextManager["Gpus"]):
             self._work.ran(samples)
         elif self._watch is not None and self._watch.lost is not None:
             raise self._watch.lost
+
+    def evaluated(self) -> None:
+        """Tell that the model was evaluated: time passes on simulated GPUs; real ones know."""
+        if self._work is not None:
+            self._work.evaluated()
 
     def _may(self) -> None:
         if not self.can_set_limits:

@@ -125,6 +125,9 @@ CHIPS = {
     "rtx6000": Chip("Simulated RTX 6000", (100.0, 260.0), 52.38, 76.15, 0.7107, 0.487, 0.3265, (300, 2100)),
 }
 
+#: An evaluation takes this share of an epoch's seconds with very large batches, unless the job says otherwise.
+EVALUATION = 0.1
+
 #: Power of a saturated job as a share of the greatest limit: 235-245 W on a V100.
 _SATURATED = 0.96
 
@@ -142,6 +145,8 @@ class Workload:
         utilisation: u for large batches: share of the time in which the GPU is active.
         least_utilisation: u for very small batches.
         saturated_power_w: Pd for large batches; None: as measured jobs, a little below the greatest limit.
+        evaluation_seconds: One evaluation at full clock; it loads the GPU as training does. None: a tenth of
+            `seconds_per_epoch`.
     """
 
     seconds_per_epoch: float = 60.0
@@ -149,8 +154,11 @@ class Workload:
     utilisation: float = 0.75
     least_utilisation: float = 0.1
     saturated_power_w: float | None = None
+    evaluation_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        if self.evaluation_seconds is not None and not self.evaluation_seconds >= 0:
+            raise ConfigError(f"evaluation_seconds must not be negative, not {self.evaluation_seconds}")
         if not self.seconds_per_epoch > 0:
             raise ConfigError(f"seconds_per_epoch of a simulated job must be positive, not {self.seconds_per_epoch}")
         if not self.half_batch >= 0:
@@ -162,6 +170,11 @@ class Workload:
             )
         if self.saturated_power_w is not None and not self.saturated_power_w > 0:
             raise ConfigError(f"saturated_power_w of a simulated job must be positive, not {self.saturated_power_w}")
+
+    @property
+    def evaluation_s(self) -> float:
+        """Seconds of one evaluation at full clock."""
+        return EVALUATION * self.seconds_per_epoch if self.evaluation_seconds is None else self.evaluation_seconds
 
     def at(self, batch_size: float, chip: Chip) -> Load:
         """Return the load that a batch size puts on a chip.
@@ -259,6 +272,12 @@ class SimulatedDevice:
         self._load = load
         self._epoch = None
 
+    @property
+    def full_seconds(self) -> float:
+        """An epoch of the job at full clock, in seconds."""
+        assert self._load is not None
+        return self._load.seconds_per_epoch
+
     def seconds_for(self, share: float) -> float:
         """Return how long a share of an epoch of the job takes now."""
         return share * self._at_work()[0]
@@ -292,7 +311,7 @@ class SimulatedWork:
         devices: The GPUs; each takes an equal part of every batch.
         workload: The job.
         batch_size: The batch size over all GPUs.
-        samples_per_epoch: Size of the training set; may be set later, before the first step.
+        samples_per_epoch: Size of the training set; may be set later.
     """
 
     def __init__(
@@ -306,15 +325,40 @@ class SimulatedWork:
     ) -> None:
         self._devices = devices
         self._clock = clock
-        self.samples_per_epoch = samples_per_epoch
+        self._samples_per_epoch = samples_per_epoch
+        self._waiting = 0
+        self._evaluation_s = workload.evaluation_s
         for device in devices:
             device.carry(workload.at(batch_size / len(devices), device.chip))
 
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Size of the training set; None while nobody has told."""
+        return self._samples_per_epoch
+
+    @samples_per_epoch.setter
+    def samples_per_epoch(self, samples: int) -> None:
+        self._samples_per_epoch = samples
+        if samples and self._waiting:
+            waiting, self._waiting = self._waiting, 0
+            self.ran(waiting)
+
     def ran(self, samples: int) -> None:
-        """Let the GPUs spend what training on `samples` samples costs them."""
-        if not self.samples_per_epoch:
-            raise ConfigError("a simulated GPU has to know the number of samples per epoch before the first step")
-        share = samples / self.samples_per_epoch / len(self._devices)
+        """Let the GPUs spend what training on `samples` samples costs them.
+
+        While the size of the training set is not known, nobody can tell: they spend it once it is.
+        """
+        if not self._samples_per_epoch:
+            self._waiting += samples
+            return
+        self._work(samples / self._samples_per_epoch)
+
+    def evaluated(self) -> None:
+        """Let the GPUs spend what one evaluation costs them."""
+        self._work(self._evaluation_s / self._devices[0].full_seconds)
+
+    def _work(self, epochs: float) -> None:
+        share = epochs / len(self._devices)
         seconds = max(device.seconds_for(share) for device in self._devices)
         for device in self._devices:
             device.work(seconds)

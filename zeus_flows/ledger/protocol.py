@@ -43,6 +43,7 @@ class EpochReport:
     power_limit_w: float | None = None
     metric: float | None = None
     wall_s: float | None = None
+    metric_name: str = ""
 
 
 class Ledger(Protocol):

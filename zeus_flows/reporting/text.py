@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from zeus_flows.core.policy.base import joules
 from zeus_flows.core.records import ArmBelief
+from zeus_flows.core.text import cost_text, joules, seconds
 
-__all__ = ["describe_arm", "joules", "seconds"]
-
-
-def seconds(value: float) -> str:
-    """Return a duration.
-
-    >>> seconds(42.4), seconds(754.0), seconds(7290.0)
-    ('42.4 s', '12.6 min', '2.02 h')
-    """
-    if abs(value) >= 7200:
-        return f"{value / 3600:.3g} h"
-    return f"{value:.3g} s" if abs(value) < 120 else f"{value / 60:.3g} min"
+__all__ = ["cost_text", "describe_arm", "joules", "seconds"]
 
 
 def describe_arm(arm: ArmBelief) -> str:
@@ -28,6 +17,8 @@ def describe_arm(arm: ArmBelief) -> str:
     parts = [arm.status]
     if arm.runs:
         parts.append(f"{arm.runs} run{'s' if arm.runs > 1 else ''}")
+    if arm.stopped:
+        parts.append(f"{arm.stopped} stopped")
     if arm.spread is not None:
         parts.append(f"± {100 * arm.spread:.0f} %")
     return ", ".join(parts)

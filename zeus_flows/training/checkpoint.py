@@ -6,11 +6,11 @@ import fcntl
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zeus_flows.core.records import PowerProfile
+from zeus_flows.core.records import Parts, PowerProfile
 from zeus_flows.errors import TrainingError
 
 
@@ -26,6 +26,8 @@ class Progress:
         profiling_time_s: The part of the time likewise.
         complete: Whether every reading was good.
         metric: The metric reported last.
+        parts: What they took beside training steps.
+        host_energy_j: What the machine drew beside its GPUs meanwhile.
     """
 
     epoch: int = 0
@@ -35,6 +37,8 @@ class Progress:
     profiling_time_s: float = 0.0
     complete: bool = True
     metric: float | None = None
+    parts: Parts = field(default_factory=Parts)
+    host_energy_j: float = 0.0
 
 
 class Checkpoints:

@@ -10,6 +10,11 @@ def train(session, **parameters):
             learn(model, batch)
         session.report_metric(evaluate(model))
         session.save({"model": model.state_dict()})     # optional
+    if session.converged:                               # not where the attempt was stopped
+        publish(model)
+
+What lies between the last step and `report_metric` is taken for an evaluation. One that happens elsewhere, every n
+steps say, is put into `with session.evaluation():`.
 """
 
 from __future__ import annotations
@@ -17,29 +22,28 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from zeus_flows.core.cost import attempt_cost
-from zeus_flows.core.early_stop import NoCut, epochs_allowed
+from zeus_flows.core.cost import price
 from zeus_flows.core.observer import would_have_saved
-from zeus_flows.core.power import best_limit, epoch_cost
-from zeus_flows.core.records import Decision, Job, LimitMeasurement, Mode, Observation, Outcome, PowerProfile
-from zeus_flows.errors import DeviceError, DeviceLost, TrainingError
+from zeus_flows.core.overheads import NOTHING, Overheads
+from zeus_flows.core.power import epoch_cost
+from zeus_flows.core.records import Decision, Job, Mode, Observation, Outcome, PowerProfile
+from zeus_flows.errors import TrainingError
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.meter import Mark, Span
 from zeus_flows.job import JobFile
 from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.training.books import Books, Curve, For
 from zeus_flows.training.checkpoint import Checkpoints, Progress
-from zeus_flows.training.profiler import LEAST_S, PowerProfiler
+from zeus_flows.training.limit_tuner import LimitTuner
+from zeus_flows.training.profiler import LEAST_S
+from zeus_flows.training.stopper import Stopper
 
 log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
-
-#: A stored profile whose power or speed is off by more than this is measured again.
-TOLERANCE = 0.05
 
 _current: ContextVar[Session | None] = ContextVar("zeus_flows_session", default=None)
 
@@ -58,10 +62,12 @@ class Session:
         decision: What to train, and when to stop.
         gpus: What to train on.
         known_profile: What earlier attempts measured at this batch size.
+        overheads: What is known of an epoch beside its steps, from this batch size or others.
         report: Called with every epoch.
         checkpoints: What an earlier try of this attempt left; None: nothing is kept.
         made_with: Major versions that a profile depends on.
         least_span_s: What the sensor needs to measure a power limit.
+        host_energy_j: Reads the machine's own energy counter, where its energy is measured.
 
     Attributes:
         batch_size: The batch size to train with.
@@ -81,107 +87,161 @@ class Session:
         gpus: Gpus,
         *,
         known_profile: PowerProfile | None = None,
+        overheads: Overheads = NOTHING,
         report: Callable[[EpochReport], None] = lambda _: None,
         checkpoints: Checkpoints | None = None,
         made_with: str = "",
         least_span_s: float = LEAST_S,
+        host_energy_j: Callable[[], float] | None = None,
     ) -> None:
         self.batch_size = decision.batch_size
         self.learning_rate = job_file.learning_rate.at(decision.batch_size, job_file.default_batch_size)
         self.recurrence, self.attempt = decision.recurrence, decision.attempt
         self.seed = decision.seed % 2**31
         self.target, self.max_epochs = job_file.target, job.max_epochs
-        self._job_file, self._job, self._decision, self._gpus = job_file, job, decision, gpus
+        self._job, self._decision, self._gpus = job, decision, gpus
+        self._stops_at_target = job_file.stop_at_target
         self._report, self._checkpoints = report, checkpoints
-        self._limit_before_w = gpus.power_limit_w()
         known = checkpoints.profile if checkpoints is not None and checkpoints.profile is not None else known_profile
-        self._least_span_s = least_span_s
-        self._profiler = self._make_profiler(known, made_with)
-        self._checker: PowerProfiler | None = None
-        self._limit_w: float | None = None
-        self._start: Mark | None = None
-        self._before = Progress()
+        self._tuner = LimitTuner(
+            gpus,
+            job_file.power_limit,
+            job,
+            decision,
+            known=known,
+            overheads=overheads,
+            made_with=made_with,
+            least_span_s=least_span_s,
+        )
+        self._known = overheads
+        self._books = Books(
+            gpus, lambda: self._tuner.limit_w, host_w=job.host_power_w or 0.0, host_energy_j=host_energy_j
+        )
+        self._stopper = Stopper(job, decision.cut)
+        self._curve = Curve(lower_is_better=self.target.better == "lower")
+        self._loop = _Loop()
+        self._metric: float | None = None
         self._reached: Progress | None = None
         self._ended: Progress | None = None
-        self._epoch = 0
-        self._metric: float | None = None
-        self._reported: float | None = None
-        self._samples_per_epoch = 0
-        self._samples_in_epoch = 0
-        self._allowed: int | None = None
         self._outcome: Outcome | None = None
         self._detail = ""
-        self._over = False
 
     # -- what a train function calls -------------------------------------------------------------------------
 
     @property
+    def outcome(self) -> Outcome | None:
+        """How the attempt ended; None while it has not. Look at it after the loop, before a model is published."""
+        return self._outcome
+
+    @property
+    def converged(self) -> bool:
+        """Whether the target was reached. Where it is False after the loop, the model is not to be used."""
+        return self._outcome is Outcome.CONVERGED or (self._outcome is None and self._reached is not None)
+
+    @property
     def resumed_epoch(self) -> int:
         """The epoch that `load` went back to; 0 where training starts from the beginning."""
-        return self._before.epoch
+        return self._loop.resumed
 
     @property
     def training(self) -> bool:
         """Whether an epoch is under way."""
-        return self._start is not None and self._epoch > 0 and self._ended is None and not self._over
+        return self._loop.begun and self._loop.epoch > 0 and self._ended is None and not self._loop.over
 
     def epochs(self) -> Iterator[int]:
         """Yield epoch numbers until the target, the cut or max_epochs ends the attempt.
 
         The first is 1, or the one after the checkpoint where `load` returned one.
         """
-        if self._start is not None:
+        loop = self._loop
+        if loop.begun:
             raise TrainingError("session.epochs() can be used once per attempt")
-        self._start = self._gpus.mark()
-        if not self._profiler.active:
-            self._settle()
+        loop.begun = True
+        self._tuner.begin()
         while self._outcome is None and not self._must_stop():
-            self._epoch += 1
-            self._reported = None
-            self._samples_in_epoch = 0
-            yield self._epoch
+            loop.next_epoch()
+            yield loop.epoch
             self._end_epoch()
         self._ended = self._progress()
 
     def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield a loader's batches; between them, profile power limits until that is done."""
-        if self._epoch == 0 or self._start is None:
+        """Yield a loader's batches; between them, profile power limits until that is done.
+
+        A loop may stop asking at the last batch. A loader without a length is counted in the first epoch.
+        """
+        loop, books, tuner, ran = self._loop, self._books, self._tuner, self._gpus.ran
+        if not loop.begun or loop.epoch == 0:
             raise TrainingError("session.steps() belongs inside `for epoch in session.epochs()`")
-        if not self._samples_per_epoch:
-            self._samples_per_epoch = _samples_in(loader, self.batch_size)
-            self._gpus.samples_per_epoch = self._samples_per_epoch
-        ran, batch_size = self._gpus.ran, self.batch_size
-        left = self._samples_per_epoch
-        measuring = self._begin_measuring()
+        self._leave_steps()
+        mine, size = object(), 0
         try:
             for batch in loader:
-                yield batch
-                samples = min(batch_size, left) or batch_size
-                left -= samples
-                self._samples_in_epoch += samples
+                if loop.steps is not mine:
+                    size = _batch_size(loader, batch) or self.batch_size
+                    self._enter_steps(mine, _samples_in(loader, size))
+                samples = min(size, loop.left) or size
+                loop.left = max(loop.left - samples, 0)
+                loop.samples += samples
+                books.samples += samples
+                loop.evaluated = False
                 ran(samples)
-                if measuring is not None and measuring.ran(samples):
-                    self._measured(measuring)
-                    measuring = self._begin_measuring()
+                loop.stepping = samples
+                yield batch
+                if loop.stepping:
+                    loop.stepping = 0
+                    if not loop.stepped:
+                        self._stepped_first(samples)
+                    elif (measuring := tuner.measuring) is not None and measuring.ran(samples):
+                        tuner.measured()
         except GeneratorExit:  # the train function left its loop early; or all is over, and the GPUs are not ours
-            if self._over:
-                return
-        if measuring is not None and measuring.end():
-            self._measured(measuring)
+            pass
+        if loop.steps is mine and not loop.over:
+            self._leave_steps()
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Measure a block as an evaluation of the model; it may lie within the steps, every n of them say."""
+        loop = self._loop
+        if not self.training or loop.evaluating:
+            yield
+            return
+        inside = loop.steps
+        if inside is None:
+            self._books.close(For.REST)
+        else:
+            self._step_is_done()
+            self._tuner.pause()
+            self._books.close(For.STEPS)
+        loop.evaluating = True
+        try:
+            yield
+        finally:
+            loop.evaluating = False
+        self._evaluated()
+        if inside is not None and loop.steps is inside:
+            self._tuner.resume()
 
     def report_metric(self, value: float) -> None:
         """Tell how good the model is after this epoch. The job file says what is good enough."""
         value = float(value)
-        self._metric = self._reported = value
-        target = self.target
+        loop, target = self._loop, self.target
+        self._metric = loop.reported = value
+        if self.training and not loop.evaluating:
+            if loop.steps is not None and loop.counted and not loop.left:
+                self._leave_steps()
+            if loop.steps is None and not loop.evaluated:
+                self._evaluated()
+            elif loop.steps is not None and not loop.evaluated:
+                self._tuner.drop_if_late(loop.stepping)
+        self._curve.add(loop.epoch, value)
         if self._reached is not None:
             return
         if math.isnan(value) or (math.isinf(value) and target.reached(value)):
             name = "NaN" if math.isnan(value) else "infinite"
-            self._end(Outcome.DIVERGED, f"{target.metric} is {name} in epoch {self._epoch}")
+            self._end(Outcome.DIVERGED, f"{target.metric} is {name} in epoch {loop.epoch}")
         elif target.reached(value):
-            self._detail = f"{target.metric} reached {value:.4g} in epoch {self._epoch}"
-            if self._job_file.stop_at_target:
+            self._detail = f"{target.metric} reached {value:.4g} in epoch {loop.epoch}"
+            if self._stops_at_target:
                 self._end(Outcome.CONVERGED, self._detail)
             else:
                 self._reached = self._progress()
@@ -194,20 +254,24 @@ class Session:
         """
         if self._checkpoints is None:
             return
-        if self._start is None:
+        if not self._loop.begun:
             raise TrainingError("session.save() belongs inside `for epoch in session.epochs()`")
+        if self._loop.steps is None:
+            self._books.close(For.REST)
         self._checkpoints.save(state, self._progress(), self._reached)
 
     def load(self) -> dict[str, Any] | None:
         """Return what an earlier try of this attempt saved last, on the CPU, and go on after it; None at first."""
-        if self._start is not None:
+        if self._loop.begun:
             raise TrainingError("session.load() belongs before `for epoch in session.epochs()`")
         if self._checkpoints is None or (state := self._checkpoints.load()) is None:
             return None
-        assert self._checkpoints.progress is not None
-        self._before, self._reached = self._checkpoints.progress, self._checkpoints.reached
-        self._epoch, self._metric = self._before.epoch, self._before.metric
-        log.info("going on after epoch %d", self._epoch)
+        before = self._checkpoints.progress
+        assert before is not None
+        self._books.go_on_after(before)
+        self._reached, self._metric = self._checkpoints.reached, before.metric
+        self._loop.epoch = self._loop.resumed = before.epoch
+        log.info("going on after epoch %d", before.epoch)
         return state
 
     # -- what the trainer calls ------------------------------------------------------------------------------
@@ -223,7 +287,7 @@ class Session:
 
     def close(self) -> None:
         """Leave the GPUs alone from now on: loops that are still open do not measure any more."""
-        self._over = True
+        self._loop.over = True
 
     def observation(self) -> Observation:
         """Return how the attempt went.
@@ -232,9 +296,15 @@ class Session:
             TrainingError: the train function never trained, or never reported a metric.
         """
         self.close()
-        if self._start is None or (self._epoch == 0 and self._outcome is None):
+        loop = self._loop
+        if not loop.begun or (loop.epoch == 0 and self._outcome is None):
             raise TrainingError("the train function never looped over session.epochs()")
-        if self._metric is None and self._epoch > 0 and self._outcome is not Outcome.STOPPED:
+        if loop.epoch > loop.resumed and not self._books.samples:
+            raise TrainingError(
+                "the train function never used session.steps(), so nothing could be measured: "
+                "write `for batch in session.steps(loader)` where it goes through its batches"
+            )
+        if self._metric is None and loop.epoch > 0 and self._outcome is not Outcome.STOPPED:
             raise TrainingError("the train function never called session.report_metric()")
         if self._outcome is None:
             if self._reached is not None:
@@ -252,36 +322,92 @@ class Session:
     def failed(self, outcome: Outcome, detail: str, traceback: str = "") -> Observation:
         """Return the observation of an attempt that an exception ended."""
         self.close()
-        span = Span(0.0, 0.0, (), complete=True)
-        if self._start is not None:
-            try:
-                span = self._gpus.since(self._start)
-            except Exception:  # a lost GPU, or CUDA that answers nothing any more
-                span = self._gpus.known_since(self._start)
+        self._outcome = outcome
+        tuner = self._tuner
+        books = self._books.upto(self._books.known(), self._loop.epoch, self._metric, tuner.profiling, tuner.profile)
         log.warning("batch size %d %s: %s", self.batch_size, outcome, detail)
-        return replace(self._observation(outcome, detail, self._with(span)), traceback=traceback)
+        return replace(self._observation(outcome, detail, books), traceback=traceback)
+
+    # -- steps and epochs --------------------------------------------------------------------------------------
+
+    def _enter_steps(self, mine: object, samples_per_epoch: int) -> None:
+        """Begin an epoch's steps: its first batch is there."""
+        loop, tuner = self._loop, self._tuner
+        self._books.close(For.REST if loop.stepped else For.ONCE)
+        if not loop.total:
+            loop.total, loop.counted = samples_per_epoch, samples_per_epoch > 0
+            if loop.total:
+                self._gpus.samples_per_epoch = loop.total
+        loop.steps, loop.left = mine, loop.total
+        tuner.samples_per_epoch = loop.total
+        if loop.total or not self._gpus.simulated:  # a simulated GPU's clock stands still until the length is known
+            tuner.resume()
+
+    def _leave_steps(self) -> None:
+        """End an epoch's steps: the loader has no more, or the train function does something else."""
+        loop = self._loop
+        if loop.steps is None:
+            return
+        loop.steps = None
+        self._step_is_done()
+        if not loop.total:
+            self._gpus.samples_per_epoch = loop.samples
+        self._tuner.pause()
+        self._books.close(For.STEPS)
+
+    def _step_is_done(self) -> None:
+        """Count the step under way, where the train function has not asked for another."""
+        loop, tuner = self._loop, self._tuner
+        samples, loop.stepping = loop.stepping, 0
+        if samples and not loop.stepped:
+            self._stepped_first(samples)
+        elif samples and tuner.measuring is not None and tuner.measuring.ran(samples):
+            tuner.measured()
+
+    def _stepped_first(self, samples: int) -> None:
+        """Keep the first step, with whatever is compiled in it, apart from the rest, and out of profiles."""
+        self._loop.stepped = True
+        self._tuner.drop()
+        self._books.stepped_first(samples)
+        if self._loop.steps is not None and (self._loop.total or not self._gpus.simulated):
+            self._tuner.resume()
+
+    def _evaluated(self) -> None:
+        self._gpus.evaluated()
+        self._books.close(For.EVALUATION, 1)
+        self._loop.evaluated = True
+
+    def _end_epoch(self) -> None:
+        loop, tuner = self._loop, self._tuner
+        self._leave_steps()
+        self._books.close(For.REST, 1)
+        if loop.samples and loop.epoch == loop.resumed + 1:
+            loop.total = tuner.samples_per_epoch = loop.samples  # what a loader yields may be less than it has
+        books = self._progress()
+        if self._reached is not None and self._reached.epoch == loop.epoch:
+            self._reached = books
+        tuner.reconsider(self._overheads(books))
+        if self._checkpoints is not None:
+            if loop.epoch <= self._checkpoints.reported:
+                return
+            self._checkpoints.reported = loop.epoch
+        metric = loop.reported if loop.reported is not None and math.isfinite(loop.reported) else None
+        self._report(
+            EpochReport(loop.epoch, books.energy_j, books.time_s, tuner.limit_w, metric, metric_name=self.target.metric)
+        )
 
     # -- books -------------------------------------------------------------------------------------------------
 
     def _progress(self) -> Progress:
-        assert self._start is not None
-        return self._with(self._gpus.since(self._start))
+        tuner = self._tuner
+        return self._books.progress(self._loop.epoch, self._metric, tuner.profiling, tuner.profile)
 
-    def _with(self, span: Span) -> Progress:
-        """Return the books with a span since the start of this try."""
-        before, profiler = self._before, self._profiler
-        return Progress(
-            epoch=self._epoch,
-            energy_j=before.energy_j + span.energy_j,
-            time_s=before.time_s + span.time_s,
-            profiling_energy_j=before.profiling_energy_j + profiler.energy_j,
-            profiling_time_s=before.profiling_time_s + profiler.time_s,
-            complete=before.complete and span.complete,
-            metric=self._metric,
-        )
+    def _overheads(self, books: Progress) -> Overheads:
+        """Return what an epoch takes beside its steps, by earlier attempts and this one."""
+        return self._known.add(books.parts, epochs=books.epoch) if books.epoch else self._known
 
     def _observation(self, outcome: Outcome, detail: str, books: Progress) -> Observation:
-        metric = self._metric
+        metric, tuner = self._metric, self._tuner
         return Observation(
             recurrence=self.recurrence,
             attempt=self.attempt,
@@ -292,32 +418,24 @@ class Session:
             time_s=books.time_s,
             gpu=self._gpus.gpu,
             energy_source=self._gpus.energy_source,
-            samples_per_epoch=self._samples_per_epoch,
-            power_limit_w=self._limit_w,
-            profile=self._profiler.profile,
+            samples_per_epoch=self._loop.total,
+            power_limit_w=tuner.settled_w,
+            profile=tuner.profile,
             profiling_energy_j=min(books.profiling_energy_j, books.energy_j),
             profiling_time_s=min(books.profiling_time_s, books.time_s),
-            epochs_allowed=self._allowed,
+            epochs_allowed=self._stopper.allowed,
             metric=metric if metric is not None and math.isfinite(metric) else None,
             energy_complete=books.complete,
             explores=self._decision.explores,
             fingerprint=self._job.fingerprint,
             detail=detail,
+            parts=books.parts,
+            host_energy_j=books.host_energy_j,
+            mode=self._job.mode,
+            limit_before_w=tuner.before_w,
+            control=self._decision.control,
+            curve=self._curve.points,
         )
-
-    def _end_epoch(self) -> None:
-        if self._samples_in_epoch and self._epoch == self._before.epoch + 1:
-            self._samples_per_epoch = self._samples_in_epoch  # what a loader yields, which may be less than it has
-        books = self._progress()
-        if self._reached is not None and self._reached.epoch == self._epoch:
-            self._reached = books
-        limit = self._limit_w if self._limit_w is not None else self._gpus.power_limit_w()
-        if self._checkpoints is not None:
-            if self._epoch <= self._checkpoints.reported:
-                return
-            self._checkpoints.reported = self._epoch
-        metric = self._reported if self._reported is not None and math.isfinite(self._reported) else None
-        self._report(EpochReport(self._epoch, books.energy_j, books.time_s, limit, metric))
 
     def _observer_report(self, observed: Observation) -> str:
         if not self._gpus.can_set_limits:
@@ -325,160 +443,45 @@ class Session:
         saved = would_have_saved(self._job, observed)
         return saved.sentence if saved else "power limits are not all measured yet"
 
-    # -- power limits --------------------------------------------------------------------------------------------
-
-    def _make_profiler(self, known: PowerProfile | None, made_with: str) -> PowerProfiler:
-        section = self._job_file.power_limit
-        limits: Iterable[float]
-        if not self._may_tune:
-            limits = (self._decision.power_limit_w or self._limit_before_w,)
-        elif section.limits == "all":
-            limits = self._gpus.limits_w
-        else:
-            limits = section.limits
-        observing = self._may_tune and self._job.mode is Mode.OBSERVE
-        return PowerProfiler(
-            self._gpus,
-            job=self._job,
-            batch_size=self.batch_size,
-            limits_w=limits,
-            known=known,
-            profile_s=section.profile_seconds,
-            warmup_s=section.warmup_seconds,
-            made_with=made_with,
-            least_s=self._least_span_s,
-            always_w=(self._limit_before_w,) if observing else (),
-            skip_losers=not section.profile_all_limits,
-        )
-
-    @property
-    def _may_tune(self) -> bool:
-        """Whether this attempt looks for the best power limit."""
-        return (
-            self._gpus.can_set_limits
-            and self._job.mode is not Mode.OFF
-            and self._decision.power_limit_w is None
-            and (self._decision.tune_power or self._job.mode is Mode.OBSERVE)
-        )
-
-    def _begin_measuring(self) -> PowerProfiler | None:
-        """Return what measures now, begun: the profiler, then what checks a stored profile; None: nothing."""
-        measuring = self._profiler if self._profiler.active else self._checker
-        if measuring is not None:
-            measuring.samples_per_epoch = self._samples_per_epoch
-            measuring.begin()
-        return measuring
-
-    def _measured(self, measuring: PowerProfiler) -> None:
-        """Draw the conclusion of what was measured."""
-        if measuring is self._profiler:
-            self._settle()
-            return
-        self._checker = None
-        measured = measuring.profile.measurements[0] if measuring.profile and not measuring.broken else None
-        if measured is not None and self._is_off(measured):
-            self._profiler.distrust(measured)
-            if not self._profiler.active:
-                self._settle()
-
-    def _settle(self) -> None:
-        """Apply the best limit: the profile is complete, or will not be."""
-        profile = self._profiler.profile
-        wanted = self._decision.power_limit_w or self._limit_before_w
-        if profile and profile.complete and self._may_tune and self._job.mode is not Mode.OBSERVE:
-            wanted = best_limit(self._job, profile).power_limit_w
-        if self._profiler.broken:
-            log.warning("power profiling was given up: %s", self._profiler.broken)
-        if self._gpus.can_set_limits:
-            try:
-                if self._gpus.power_limit_w() != wanted:
-                    self._gpus.set_power_limit_w(wanted)
-            except DeviceLost:
-                raise
-            except DeviceError as error:
-                log.warning("the power limit stays as it is: %s", error)
-                wanted = self._limit_before_w
-        self._limit_w = wanted
-        if self._may_tune and self._profiler.time_s == 0 and self._said_of(wanted) is not None:
-            section = self._job_file.power_limit
-            self._checker = PowerProfiler(
-                self._gpus,
-                job=self._job,
-                batch_size=self.batch_size,
-                limits_w=(wanted,),
-                known=None,
-                profile_s=section.profile_seconds,
-                warmup_s=section.warmup_seconds,
-                least_s=self._least_span_s,
-            )
-
-    def _said_of(self, limit_w: float) -> LimitMeasurement | None:
-        profile = self._profiler.profile
-        return next((m for m in profile.measurements if m.power_limit_w == limit_w), None) if profile else None
-
-    def _is_off(self, measured: LimitMeasurement) -> bool:
-        """Whether a limit does not do as the stored profile says; says so in the log."""
-        said = self._said_of(measured.power_limit_w)
-        if said is None:
-            return False
-        power, speed = (
-            measured.average_power_w / said.average_power_w - 1,
-            measured.samples_per_s / said.samples_per_s - 1,
-        )
-        if max(abs(power), abs(speed)) <= TOLERANCE:
-            return False
-        log.warning(
-            "the stored power profile of batch size %d is off by %+.0f %% in power, %+.0f %% in speed: measuring again",
-            self.batch_size,
-            100 * power,
-            100 * speed,
-        )
-        return True
-
     # -- stopping ------------------------------------------------------------------------------------------------
 
     def _must_stop(self) -> bool:
         """Whether another epoch would be one too many; ends the attempt if so."""
-        target, max_epochs = self.target, self.max_epochs
-        if self._epoch >= max_epochs:
+        target, epoch = self.target, self._loop.epoch
+        if epoch >= self.max_epochs:
             if self._reached is not None:
                 self._converged_on_the_way()
             else:
                 self._end(
                     Outcome.EXHAUSTED,
-                    f"{target.metric} did not reach {target.value:g} in {max_epochs} epochs (max_epochs)",
+                    f"{target.metric} did not reach {target.value:g} in {self.max_epochs} epochs (max_epochs)",
                 )
             return True
-        if self._reached is not None:
+        if self._reached is not None or not self._stopper.cuts:
             return False
-        cost_j = self._epoch_cost()
-        if cost_j is None or isinstance(self._decision.cut, NoCut):
-            return False
-        self._allowed = epochs_allowed(self._decision.cut, epoch_cost_j=cost_j, max_epochs=max_epochs)
-        if self._epoch < self._allowed:
-            return False
-        self._end(
-            Outcome.STOPPED,
-            f"stopped after {self._epoch} epochs: another would not be worth its cost of {cost_j:,.0f} J",
-        )
-        return True
-
-    def _epoch_cost(self) -> float | None:
-        """Return EpochCost(b) by the profile; by the epochs so far while it is incomplete; None at first."""
-        profile = self._profiler.profile
-        if profile and profile.complete:
-            samples = self._samples_per_epoch
-            return epoch_cost(self._job, profile, samples_per_epoch=samples) if samples else None
-        if self._epoch == 0 or self._start is None:
-            return None
         books = self._progress()
-        cost_j = attempt_cost(
-            energy_j=books.energy_j,
-            time_s=books.time_s,
-            eta=self._job.objective_eta,
-            max_power_w=self._gpus.gpu.max_power_w,
-        )
-        return cost_j / self._epoch or None
+        why = self._stopper.why_stop(epoch, epoch_cost=self._epoch_cost(books), once_cost=self._once_cost(books))
+        if why is not None:
+            self._end(Outcome.STOPPED, why)
+        return why is not None
+
+    def _epoch_cost(self, books: Progress) -> float | None:
+        """Return EpochCost(b) by the profile; by the epochs so far while it is incomplete; None at first."""
+        profile, samples = self._tuner.profile, self._loop.total
+        if profile and profile.complete:
+            overheads = self._overheads(books)
+            return epoch_cost(self._job, profile, samples_per_epoch=samples, overheads=overheads) if samples else None
+        if not books.epoch:
+            return None
+        once = books.parts.once
+        rates = price(self._job, self._gpus.gpu.max_power_w)
+        energy_j = max(books.energy_j + books.host_energy_j - once.energy_j, 0.0)
+        return rates.of(energy_j, max(books.time_s - once.time_s, 0.0)) / books.epoch or None
+
+    def _once_cost(self, books: Progress) -> float:
+        once = books.parts.once
+        host_j = self._known.host_w * once.time_s
+        return price(self._job, self._gpus.gpu.max_power_w).of(once.energy_j + host_j, once.time_s)
 
     def _converged_on_the_way(self) -> None:
         assert self._reached is not None
@@ -486,18 +489,78 @@ class Session:
         self._end(
             Outcome.CONVERGED,
             f"{target.metric} reached {self._reached.metric:.4g} in epoch {self._reached.epoch}; "
-            f"trained on to epoch {self._epoch} (stop_at_target: false)",
+            f"trained on to epoch {self._loop.epoch} (stop_at_target: false)",
         )
 
     def _end(self, outcome: Outcome, detail: str) -> None:
         self._outcome, self._detail = outcome, detail
 
 
+@dataclass(slots=True)
+class _Loop:
+    """Where a training loop is.
+
+    Attributes:
+        begun: `epochs` is in use.
+        over: Nothing is measured any more.
+        epoch: The epoch under way, or the last one.
+        resumed: The epoch that a retry went back to.
+        total: Samples per epoch; 0 while that is not known.
+        counted: Whether `total` was told by the loader, so that its end is known before it comes.
+        steps: Stands for the loop over steps that is under way; None between epochs.
+        stepped: Whether a first step is done.
+        stepping: Samples of the step under way; 0 where it was counted already.
+        samples: Samples handed out in this epoch.
+        left: Samples that this epoch has left.
+        evaluating: Within an evaluation.
+        evaluated: The model was evaluated since the last step.
+        reported: The metric reported in this epoch.
+    """
+
+    begun: bool = False
+    over: bool = False
+    epoch: int = 0
+    resumed: int = 0
+    total: int = 0
+    counted: bool = False
+    steps: object | None = None
+    stepped: bool = False
+    stepping: int = 0
+    samples: int = 0
+    left: int = 0
+    evaluating: bool = False
+    evaluated: bool = False
+    reported: float | None = None
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch += 1
+        self.samples = 0
+        self.evaluated = False
+        self.reported = None
+
+
+def _batch_size(loader: Any, batch: Any) -> int:
+    """Return how many samples a batch of a loader has; 0 where neither tells.
+
+    Gradient accumulation goes through smaller batches than the job's; so the batch counts, not the job.
+    """
+    sized = batch
+    while isinstance(sized, list | tuple | Mapping) and sized:
+        sized = next(iter(sized.values() if isinstance(sized, Mapping) else sized))
+    shape: Any = getattr(sized, "shape", ())
+    if len(shape) > 0:
+        return int(shape[0])
+    stated = getattr(loader, "batch_size", None)
+    return stated if isinstance(stated, int) and stated > 0 else 0
+
+
 def _samples_in(loader: Any, batch_size: int) -> int:
-    """Return how many samples a loader yields: its data set's size, else whole batches."""
+    """Return how many samples a loader yields: its data set's size, or whole batches; 0 where it has no length."""
     dataset = getattr(loader, "dataset", None)
+    known = []
     if dataset is not None and hasattr(dataset, "__len__"):
-        return len(dataset)
-    if hasattr(loader, "__len__"):
-        return len(loader) * batch_size
-    raise TrainingError("session.steps() needs a loader with a length: give it a DataLoader, or a list of batches")
+        known.append(len(dataset))
+    with suppress(TypeError):  # it has no length, or its data set has none
+        known.append(len(loader) * batch_size)
+    return min(known, default=0)

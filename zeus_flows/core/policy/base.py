@@ -124,24 +124,3 @@ def from_log(log_cost: float) -> float:
     1.0
     """
     return math.exp(min(log_cost, LARGEST_LOG))
-
-
-def joules(value: float) -> str:
-    """Return an energy for people.
-
-    >>> joules(950.0), joules(1_234.0), joules(5.6e6)
-    ('950 J', '1.23 kJ', '5.6 MJ')
-    """
-    for scale, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.3g} J"
-
-
-def times(count: float) -> str:
-    """Return a number of runs for people.
-
-    >>> times(1), times(3), times(2.41)
-    ('1 run', '3 runs', '2.4 runs')
-    """
-    return f"{round(count, 1):g} run{'' if count == 1 else 's'}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules
+from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
 from zeus_flows.core.records import Job, Reason
+from zeus_flows.core.text import cost_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Grid:
             text = f"nothing in the grid has reached the target; the default batch size {view.default} stands in"
             return Choice(view.default, Reason("first-run", text))
         best = min(known, key=lambda c: (c.costs.mean, c.batch_size))
-        text = f"the grid's cheapest is batch size {best.batch_size} at {joules(best.costs.mean)} a run"
+        text = f"the grid's cheapest is batch size {best.batch_size} at {cost_text(job, best.costs.mean)} a run"
         numbers = {"best_cost_j": best.costs.mean}
         fixed = best.power_limit_w if view.ask.power_limits_w else None
         return Choice(best.batch_size, Reason("exploit", text, numbers=numbers), power_limit_w=fixed)

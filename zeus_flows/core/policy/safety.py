@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 from zeus_flows.core.cost import attempt_cost, cost_rate
 from zeus_flows.core.early_stop import CostCut, PlannedCut, capped, chance_to_complete, epochs_allowed
-from zeus_flows.core.policy.base import Choice, joules
+from zeus_flows.core.policy.base import Choice
 from zeus_flows.core.policy.state import State
 from zeus_flows.core.power import best_limit, cost_per_sample
 from zeus_flows.core.records import Ask, Gpu, Job
+from zeus_flows.core.text import cost_text
 
 ALMOST_SURELY = 1.645  # deviations: the 95th percentile
 LIKELY = 0.84  # deviations: the 80th percentile
@@ -53,7 +54,7 @@ def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> C
     cut = capped(choice.cut, at_most_j=bounds.at_most_j, room_j=bounds.room_j)
     bounded_choice = replace(choice, cut=cut)
     if not _fits(job, state, ask, bounded_choice, gpu, bounds):
-        left = joules(bounds.at_most_j) if bounds.at_most_j > 0 else "nothing"
+        left = cost_text(job, bounds.at_most_j) if bounds.at_most_j > 0 else "nothing"
         return _held_back(safe, choice, f"the budget or the deadline leaves {left} for trying")
     numbers = {**choice.reason.numbers, "at_most_j": bounds.at_most_j, "room_j": bounds.room_j}
     return replace(bounded_choice, reason=replace(choice.reason, numbers=numbers))

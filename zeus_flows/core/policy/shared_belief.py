@@ -12,8 +12,9 @@ import numpy as np
 from zeus_flows.core.belief import EpochsBelief, epoch_costs
 from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
 from zeus_flows.core.lazy import lazy
-from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log, joules, times
+from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log
 from zeus_flows.core.records import ArmBelief, Explanation, Job, Reason
+from zeus_flows.core.text import cost_text, times
 
 HORIZON = 10.0  # recurrences over which a better arm would pay, at least ...
 HORIZON_GROWTH = 0.3  # ... and the share of the recurrences so far that is added to it
@@ -244,7 +245,7 @@ def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = 
     batch_size, runs = outlook.job.batch_sizes[best], outlook.belief.runs[best]
 
     def tell() -> Explanation:
-        known = f"about {joules(outlook.best_cost_j)} a run, {times(runs)} so far"
+        known = f"about {cost_text(outlook.job, outlook.best_cost_j)} a run, {times(runs)} so far"
         return f"batch size {batch_size} is the best known: {known}{why}", outlook.arms()
 
     return Choice(
@@ -268,16 +269,16 @@ def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
     gain_j = best_j - float(expected[cheapest])
     if gain_j <= 0:
         return None
-    best, arm = outlook.incumbent, arms[cheapest]
+    job, best, arm = outlook.job, outlook.incumbent, arms[cheapest]
     assert best is not None
-    batch_size, runs = outlook.job.batch_sizes[arm], outlook.belief.runs[arm]
+    batch_size, runs = job.batch_sizes[arm], outlook.belief.runs[arm]
 
     def tell() -> Explanation:
         text = (
-            f"trying batch size {batch_size} is expected to pay by {joules(gain_j)} within {outlook.horizon:.0f} "
-            f"recurrences: a run is believed to cost about {joules(from_log(float(outlook.mu[arm])))} (give or take "
-            f"{100 * float(outlook.deviation[arm]):.0f} %) against {joules(best_j)} for "
-            f"{outlook.job.batch_sizes[best]}, the best known; {times(runs)} so far"
+            f"trying batch size {batch_size} is expected to pay by {cost_text(job, gain_j)} within "
+            f"{outlook.horizon:.0f} recurrences: a run is believed to cost about {cost_text(job, from_log(float(outlook.mu[arm])))} (give or "
+            f"take {100 * float(outlook.deviation[arm]):.0f} %) against {cost_text(job, best_j)} for "
+            f"{job.batch_sizes[best]}, the best known; {times(runs)} so far"
         )
         gains = {a: best_j - j for a, j in zip(arms, expected.tolist(), strict=True)}
         return text, outlook.arms(gains=gains)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.policy import shared_belief
-from zeus_flows.core.policy.base import Choice, Policy, View, from_log, joules, times
+from zeus_flows.core.policy.base import Choice, Policy, View, from_log
 from zeus_flows.core.records import Explanation, Job, Reason
+from zeus_flows.core.text import cost_text, times
 
 TEMPER = 0.5  # draws deviate by this share of the belief's standard deviation
 
@@ -40,11 +41,11 @@ class Thompson(shared_belief.OnSharedBelief):
 
         def tell() -> Explanation:
             if arm == best:
-                text = f"batch size {batch_size}, the best known, drew the least cost ({joules(drawn_j)}); "
+                text = f"batch size {batch_size}, the best known, drew the least cost ({cost_text(job, drawn_j)}); "
             else:
                 text = (
-                    f"batch size {batch_size} drew the least cost ({joules(drawn_j)} against {joules(best_j)} for "
-                    f"{job.batch_sizes[best]}, the best known); "
+                    f"batch size {batch_size} drew the least cost ({cost_text(job, drawn_j)} against "
+                    f"{cost_text(job, best_j)} for {job.batch_sizes[best]}, the best known); "
                 )
             text += f"{times(runs)} so far" if runs else "no run has reached the target with it yet"
             return text, outlook.arms(drawn=drawn)

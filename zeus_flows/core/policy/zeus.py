@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from zeus_flows.core.bandit import Belief, Runs, learnt_variance, observe, predict
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import ROUNDS, next_in_round
-from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules, times
+from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
 from zeus_flows.core.records import ArmBelief, Explanation, Job, Reason
+from zeus_flows.core.text import cost_text, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ class _Look:
         cost, runs = self.expected_j(self.best), self.runs(self.best).epochs.count
 
         def tell() -> Explanation:
-            text = f"batch size {self.best} is the best known: about {joules(cost)} a run, {times(runs)} so far{why}"
-            return text, self.arms()
+            known = f"about {cost_text(self.job, cost)} a run, {times(runs)} so far"
+            return f"batch size {self.best} is the best known: {known}{why}", self.arms()
 
         return Choice(
             self.best,
@@ -153,7 +154,7 @@ class _Look:
             which = "first" if number == 1 else "second"
             text = (
                 f"batch size {arm} is next in the {which} round of trying out: smaller ones until one fails, then "
-                f"larger ones; {self.best} is the best known so far at {joules(best_j)}"
+                f"larger ones; {self.best} is the best known so far at {cost_text(self.job, best_j)}"
             )
             return text, self.arms()
 
@@ -174,11 +175,11 @@ class _Look:
 
         def tell() -> Explanation:
             if arm == self.best:
-                text = f"batch size {arm}, the best known, drew the least cost ({joules(draws[arm])}); "
+                text = f"batch size {arm}, the best known, drew the least cost ({cost_text(self.job, draws[arm])}); "
             else:
                 text = (
-                    f"batch size {arm} drew the least cost ({joules(draws[arm])}; {self.best}, the best known, is "
-                    f"expected to cost {joules(best_j)}); "
+                    f"batch size {arm} drew the least cost ({cost_text(self.job, draws[arm])}; {self.best}, the best "
+                    f"known, is expected to cost {cost_text(self.job, best_j)}); "
                 )
             return f"{text}{times(runs)} so far", self.arms(draws)
 

@@ -16,8 +16,9 @@ import numpy as np
 from zeus_flows.core.bandit import Runs, observe
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import PublishedPruning
-from zeus_flows.core.policy.base import Choice, Lesson, Policy, View, joules, times
+from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
 from zeus_flows.core.records import Explanation, Job, Reason
+from zeus_flows.core.text import cost_text, times
 
 REFUSED = 100.0  # a run that may not train a single epoch counts as this many times the threshold
 ENOUGH = 2  # an arm is sampled only with this many runs; until then it runs
@@ -89,7 +90,7 @@ class ZeusPaper:
         drawn_j, runs = draws[arm], belief.costs[arm].count
 
         def tell() -> Explanation:
-            return f"batch size {arm} drew the least cost ({joules(drawn_j)}); {times(runs)} so far", ()
+            return f"batch size {arm} drew the least cost ({cost_text(job, drawn_j)}); {times(runs)} so far", ()
 
         return Choice(arm, Reason.later("sampled", tell, {"drawn_cost_j": drawn_j}), cut=cut)
 

@@ -1,0 +1,258 @@
+"""Finds the best power limit of an attempt and keeps it: profiles what is not known, then checks what is.
+
+Where whole epochs show that evaluation shifts the balance, the limit is chosen again at an epoch's end.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zeus_flows.core.overheads import NOTHING, Overheads
+from zeus_flows.core.power import best_limit, epoch_cost
+from zeus_flows.core.records import Decision, EnergySource, Job, LimitMeasurement, Mode, Part, PowerProfile
+from zeus_flows.errors import DeviceError, DeviceLost
+from zeus_flows.gpu.group import Gpus
+from zeus_flows.job import PowerLimitSection
+from zeus_flows.training.profiler import PowerProfiler
+
+log = logging.getLogger(__name__)
+
+#: A stored profile whose power or speed is off by more than this is measured again.
+TOLERANCE = 0.05
+#: The limit is changed within an attempt only where whole epochs are cheaper by this share.
+WORTH_A_CHANGE = 0.005
+
+
+class LimitTuner:
+    """The power limit of one attempt.
+
+    Args:
+        gpus: What is tuned.
+        section: How limits are chosen and profiled.
+        job: The job as decisions see it.
+        decision: What was decided.
+        known: What earlier attempts measured at this batch size.
+        overheads: What is known of an epoch beside its steps.
+        made_with: Major versions that a profile depends on.
+        least_span_s: What the sensor needs to measure a power limit.
+
+    Attributes:
+        before_w: The limit that was there before, per GPU.
+        settled_w: The limit that was settled on; None while that is open.
+        samples_per_epoch: How long an epoch is; 0 while that is not known.
+        measuring: What measures between steps now; None: nothing does.
+    """
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        section: PowerLimitSection,
+        job: Job,
+        decision: Decision,
+        *,
+        known: PowerProfile | None,
+        overheads: Overheads = NOTHING,
+        made_with: str = "",
+        least_span_s: float,
+    ) -> None:
+        self._gpus, self._section, self._job, self._decision = gpus, section, job, decision
+        self._least_span_s = least_span_s
+        self.overheads = overheads
+        self.before_w = gpus.power_limit_w()
+        self.settled_w: float | None = None
+        self.samples_per_epoch = 0
+        self._profiler = self._make_profiler(known, made_with)
+        self._checker: PowerProfiler | None = None
+        self.measuring: PowerProfiler | None = None
+
+    @property
+    def profile(self) -> PowerProfile | None:
+        """What is known of power limits now, complete or not; None where nothing is."""
+        return self._profiler.profile
+
+    @property
+    def limit_w(self) -> float:
+        """The power limit in force, per GPU, without asking one."""
+        return self._gpus.last_limit_w
+
+    @property
+    def profiling(self) -> Part:
+        """What was spent while profiling in this attempt."""
+        return Part(0, self._profiler.energy_j, self._profiler.time_s)
+
+    @property
+    def may_tune(self) -> bool:
+        """Whether this attempt looks for the best power limit."""
+        return (
+            self._gpus.can_set_limits
+            and self._job.mode is not Mode.OFF
+            and self._decision.power_limit_w is None
+            and (self._decision.tune_power or self._job.mode is Mode.OBSERVE)
+        )
+
+    def begin(self) -> None:
+        """Apply what is known: training begins."""
+        if not self._profiler.active:
+            self._settle()
+
+    # -- between steps -------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on measuring, where something is to be measured: steps begin."""
+        measuring = self._profiler if self._profiler.active else self._checker
+        if measuring is not None:
+            measuring.samples_per_epoch = self.samples_per_epoch
+            measuring.begin()
+        self.measuring = measuring
+
+    def pause(self) -> None:
+        """Keep what was measured of the limit under way: steps end, or an evaluation begins."""
+        measuring, self.measuring = self.measuring, None
+        if measuring is not None and measuring.end():
+            self._conclude(measuring)
+
+    def measured(self) -> None:
+        """Draw the conclusion of what was measured, and go on with what is next."""
+        measuring, self.measuring = self.measuring, None
+        if measuring is not None:
+            self._conclude(measuring)
+        self.resume()
+
+    def drop(self) -> None:
+        """Forget the span under way: what happened in it was no ordinary step."""
+        measuring, self.measuring = self.measuring, None
+        if measuring is not None:
+            measuring.drop()
+
+    def drop_if_late(self, samples: int) -> None:
+        """Forget the span under way where its step took far longer than steps do: something else happened in it."""
+        if self.measuring is None or not self.measuring.is_late(samples):
+            return
+        _hint_once("evaluation between steps is best put into `with session.evaluation():`, to be measured apart")
+        self.drop()
+        self.resume()
+
+    def reconsider(self, overheads: Overheads) -> None:
+        """Choose again with what whole epochs have shown: an epoch has ended."""
+        self.overheads = overheads
+        profile = self._profiler.profile
+        if self.settled_w is None or profile is None or not profile.complete or not self._chooses:
+            return
+        kept = tuple(m for m in profile.measurements if m.power_limit_w == self.settled_w)
+        if not kept:
+            return
+        samples = self.samples_per_epoch or 1
+
+        def cost(of: PowerProfile) -> float:
+            return epoch_cost(self._job, of, samples_per_epoch=samples, overheads=overheads)
+
+        if cost(profile) < (1 - WORTH_A_CHANGE) * cost(replace(profile, measurements=kept)):
+            self._apply(best_limit(self._job, profile, samples_per_epoch=samples, overheads=overheads).power_limit_w)
+
+    # -- conclusions ---------------------------------------------------------------------------------------------
+
+    @property
+    def _chooses(self) -> bool:
+        return self.may_tune and self._job.mode is not Mode.OBSERVE
+
+    def _make_profiler(self, known: PowerProfile | None, made_with: str) -> PowerProfiler:
+        section, decision = self._section, self._decision
+        limits: Iterable[float]
+        if not self.may_tune:
+            limits = (decision.power_limit_w or self.before_w,)
+        elif section.limits == "all":
+            limits = self._gpus.limits_w
+        else:
+            limits = section.limits
+        compared = self._job.mode is Mode.OBSERVE or decision.batch_size == self._job.default_batch_size
+        return PowerProfiler(
+            self._gpus,
+            job=self._job,
+            batch_size=decision.batch_size,
+            limits_w=limits,
+            known=known,
+            profile_s=section.profile_seconds,
+            warmup_s=section.warmup_seconds,
+            made_with=made_with,
+            least_s=self._least_span_s,
+            always_w=(self.before_w,) if self.may_tune and compared else (),
+            skip_losers=not section.profile_all_limits,
+        )
+
+    def _conclude(self, measuring: PowerProfiler) -> None:
+        if measuring is self._profiler:
+            self._settle()
+            return
+        self._checker = None
+        measured = measuring.profile.measurements[0] if measuring.profile and not measuring.broken else None
+        if measured is not None and self._is_off(measured):
+            self._profiler.distrust(measured)
+            if not self._profiler.active:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Apply the best limit: the profile is complete, or will not be."""
+        profile = self._profiler.profile
+        wanted = self._decision.power_limit_w or self.before_w
+        if profile and profile.complete and self._chooses:
+            samples = self.samples_per_epoch or 1
+            overheads = self.overheads if self.samples_per_epoch else NOTHING
+            wanted = best_limit(self._job, profile, samples_per_epoch=samples, overheads=overheads).power_limit_w
+        if self._profiler.broken:
+            log.warning("power profiling was given up: %s", self._profiler.broken)
+        self._apply(wanted)
+        if self.may_tune and self._profiler.time_s == 0 and self._said_of(wanted) is not None:
+            section = self._section
+            self._checker = PowerProfiler(
+                self._gpus,
+                job=self._job,
+                batch_size=self._decision.batch_size,
+                limits_w=(wanted,),
+                known=None,
+                profile_s=section.profile_seconds,
+                warmup_s=section.warmup_seconds,
+                least_s=self._least_span_s,
+            )
+
+    def _apply(self, wanted_w: float) -> None:
+        if self._gpus.can_set_limits:
+            try:
+                if self._gpus.power_limit_w() != wanted_w:
+                    self._gpus.set_power_limit_w(wanted_w)
+            except DeviceLost:
+                raise
+            except DeviceError as error:
+                log.warning("the power limit stays as it is: %s", error)
+                wanted_w = self.before_w
+        self.settled_w = wanted_w
+
+    def _said_of(self, limit_w: float) -> LimitMeasurement | None:
+        profile = self._profiler.profile
+        return next((m for m in profile.measurements if m.power_limit_w == limit_w), None) if profile else None
+
+    def _is_off(self, measured: LimitMeasurement) -> bool:
+        """Whether a limit does not do as the stored profile says; says so in the log."""
+        said = self._said_of(measured.power_limit_w)
+        if said is None:
+            return False
+        speed = measured.samples_per_s / said.samples_per_s - 1
+        power = measured.average_power_w / said.average_power_w - 1
+        if self._gpus.energy_source is EnergySource.NONE:
+            power = 0.0
+        if max(abs(power), abs(speed)) <= TOLERANCE:
+            return False
+        log.warning(
+            "the stored power profile of batch size %d is off by %+.0f %% in power, %+.0f %% in speed: measuring again",
+            self._decision.batch_size,
+            100 * power,
+            100 * speed,
+        )
+        return True
+
+
+@functools.cache
+def _hint_once(text: str) -> None:
+    log.warning(text)
