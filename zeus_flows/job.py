@@ -212,12 +212,21 @@ class JobFile(_Section):
             changes["seed"] = seed
         return self.model_copy(update=changes)
 
-    def core(self, energy_source: EnergySource = EnergySource.MEASURED) -> Job:
-        """Return what decisions need of this file.
+    @property
+    def energy_source(self) -> EnergySource:
+        """Where the job's joules come from, by this file alone; a GPU may turn out to have no sensor."""
+        if self.device.startswith("simulated-"):
+            return EnergySource.NONE if self.shared_gpu else EnergySource.SIMULATED
+        return EnergySource.NONE if self.shared_gpu else EnergySource.MEASURED
+
+    def core(self, energy_source: EnergySource | None = None) -> Job:
+        """Return what decisions need of this file, with the one objective that counts everywhere.
 
         Args:
-            energy_source: What joules are on the GPUs that the job has; where they mean nothing, cost is time.
+            energy_source: What joules are on the GPUs that the job has; where they mean nothing, cost is time. None:
+                as this file says.
         """
+        source = energy_source or self.energy_source
         prior = self.prior
         return Job(
             name=self.name,
@@ -241,7 +250,7 @@ class JobFile(_Section):
             translate=self.translate_gpus,
             control=self.control,
             host_power_w=None if self.host_power_w == "measured" else self.host_power_w,
-            in_seconds=energy_source is EnergySource.NONE,
+            in_seconds=source is EnergySource.NONE,
         )
 
 

@@ -18,6 +18,7 @@ from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.observer import tried_batch_sizes
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import (
     Ask,
     Decision,
@@ -29,7 +30,6 @@ from zeus_flows.core.records import (
     Outcome,
     PowerProfile,
     Reason,
-    Selector,
     decision_seed,
 )
 from zeus_flows.errors import StoreError, StoreUnavailable
@@ -57,9 +57,23 @@ class Trainer(Protocol):
         """The power limits the GPUs offer, each; greatest first."""
 
     def train(
-        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        *,
+        overheads: Overheads = NOTHING,
     ) -> Observation:
-        """Train as decided. `profile` is what earlier attempts measured at this batch size."""
+        """Train as decided.
+
+        Args:
+            job: The job as decisions see it.
+            decision: What to train, and when to stop.
+            profile: What earlier attempts measured at this batch size.
+            report: Called with every epoch.
+            overheads: What is known of an epoch beside its steps.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,7 @@ class Attempt:
     id: str
     decision: Decision
     profile: PowerProfile | None = None
+    overheads: Overheads = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +151,12 @@ class LocalSteps:
     """The steps over a ledger and a trainer.
 
     Args:
-        job: What recurs. Where the trainer's joules mean nothing, its objective becomes time.
+        job: What recurs, with the objective that the trainer's GPUs allow (`JobFile.core`).
         ledger: Where decisions and observations go.
         trainer: What trains.
         context: Tags for the attempts' runs, such as links to the flow run.
         gate: The job's drift gate; None: every recurrence trains, as in a job that is off.
+        learning_rate: Returns the learning rate of a batch size, to be written with the decision.
     """
 
     def __init__(
@@ -150,9 +166,9 @@ class LocalSteps:
         trainer: Trainer,
         context: Mapping[str, str] | None = None,
         gate: Gate | None = None,
+        learning_rate: Callable[[int], float] | None = None,
     ) -> None:
-        if trainer.energy_source is EnergySource.NONE:
-            job = replace(job, selector=Selector.TIME)
+        self._learning_rate = learning_rate
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {"zf.gpu": trainer.gpu.key} | dict(context or {})
         self._gate = None if job.mode is Mode.OFF else gate
@@ -213,14 +229,20 @@ class LocalSteps:
                 in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
                 tried=tuple([observation.batch_size for observation in earlier]),
                 power_limits_w=self.trainer.power_limits_w,
+                out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
             ),
         )
         if history.degraded:
             decision = stand_in(self.job, decision)
         reached("after-decide")
-        attempt_id = self.ledger.decided(decision, self._context)
+        context = self._context
+        if self._learning_rate is not None:
+            context = {**context, "zf.learning_rate": f"{self._learning_rate(decision.batch_size):g}"}
+        attempt_id = self.ledger.decided(decision, context)
         reached("after-decided")
-        return Attempt(attempt_id, decision, history.state.profile(decision.batch_size, self.trainer.gpu))
+        state, gpu = history.state, self.trainer.gpu
+        overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
+        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
 
     def train(self, attempt: Attempt) -> Observation:
         """Train the attempt. One that breaks is observed as failed before its exception goes on."""
@@ -241,7 +263,9 @@ class LocalSteps:
             self.ledger.epoch(attempt.id, epoch)
 
         try:
-            observation = self.trainer.train(self.job, attempt.decision, attempt.profile, report)
+            observation = self.trainer.train(
+                self.job, attempt.decision, attempt.profile, report, overheads=attempt.overheads
+            )
         except AttemptFailed as failure:
             if isinstance(failure.__cause__, Exception):
                 raise
@@ -294,13 +318,12 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     None where the drift gate finds that the model there is will do.
 
     Where the batch size may not change there is nothing else to try: one attempt. Batch sizes that do not fit the GPU
-    are soon told and do not count.
+    do not count: smaller ones follow, while there are any.
     """
     number = steps.begin()
     reached("after-begin")
     attempts: list[Attempt] = []
     observations: list[Observation] = []
-    tried: set[int] = set()
     left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
     try:
         check = steps.gate(number)
@@ -314,10 +337,11 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
             reached("after-observe")
             attempts.append(attempt)
             observations.append(observation)
-            if observation.converged:
+            if observation.converged or (
+                observation.outcome is Outcome.OUT_OF_MEMORY and not _smaller(job, observation)
+            ):
                 break
-            left -= not _does_not_fit(job, observation, tried)
-            tried.add(observation.batch_size)
+            left -= observation.outcome is not Outcome.OUT_OF_MEMORY
     except BaseException:
         steps.end(number, ())
         raise
@@ -325,7 +349,6 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     return Recurrence(number, tuple(zip(attempts, observations, strict=True)), check)
 
 
-def _does_not_fit(job: Job, observation: Observation, tried: set[int]) -> bool:
-    """Whether the recurrence goes on with another batch size because this one, new to it, does not fit the GPU."""
-    others = job.mode is Mode.FULL and observation.batch_size > job.batch_sizes[0]
-    return others and observation.outcome is Outcome.OUT_OF_MEMORY and observation.batch_size not in tried
+def _smaller(job: Job, observation: Observation) -> bool:
+    """Return whether there are smaller batch sizes to try after one that ran out of memory."""
+    return job.mode is Mode.FULL and observation.batch_size > job.batch_sizes[0]

@@ -136,7 +136,7 @@ batch_sizes: [32, 64]
 default_batch_size: 64
 max_epochs: 5
 """
-    gpu, profiles = simulated_profiles(parse_job(text), 1000)
+    gpu, profiles, overheads = simulated_profiles(parse_job(text), 1000)
 
     assert gpu.max_power_w == 250.0
     assert [m.power_limit_w for m in profiles[32].measurements] == [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]

@@ -91,6 +91,7 @@ class EpochsBelief:
         surprises: How surprising completed runs were, since the last reset.
         resets: How often drift made the belief start again.
         profiling_ratio: Running ratio of a profiling epoch's cost to an epoch's at the best limit.
+        stopped: How many runs of each arm were stopped since the last reset; empty: none.
     """
 
     batch_sizes: tuple[int, ...]
@@ -103,6 +104,7 @@ class EpochsBelief:
     surprises: Surprises = field(default_factory=Surprises)
     resets: int = 0
     profiling_ratio: float = PROFILING_RATIO
+    stopped: tuple[int, ...] = ()
 
     @classmethod
     def empty(cls, batch_sizes: tuple[int, ...], default_batch_size: int) -> EpochsBelief:
@@ -140,6 +142,7 @@ class EpochsBelief:
             surprises=surprises,
             resets=belief.resets,
             profiling_ratio=belief.profiling_ratio,
+            stopped=belief.stopped,
         )
 
     def stop(self, batch_size: int, epochs: float, *, max_epochs: int) -> EpochsBelief:
@@ -161,11 +164,13 @@ class EpochsBelief:
         site = Censored(mean + (matched_mean - mean) * (variance + width) / variance, width)
         if (before := self.censored[arm]) is not None:
             site = _combine(before, site)
+        stopped = self.stopped or (0,) * len(self.batch_sizes)
         hopeless = epochs >= max_epochs and not self.completed[arm].count
         return replace(
             self,
             censored=_put(self.censored, arm, site),
             dead=_put(self.dead, arm, self.dead[arm] or hopeless),
+            stopped=_put(stopped, arm, stopped[arm] + 1),
         )
 
     def profiled(self, ratio: float) -> EpochsBelief:
@@ -228,6 +233,22 @@ def epoch_costs(
     """
     guessed = tuple((b, c) for b, c in translated.items() if b not in measured)
     return _epoch_costs(batch_sizes, default_batch_size, tuple(measured.items()), guessed)
+
+
+def whole_epochs(mean: Floats, covariance: Floats, beside: Floats, doubt: Floats) -> tuple[Floats, Floats]:
+    """Return mean and covariance of the log of a sum: what steps cost, and what lies beside them in an epoch.
+
+    Args:
+        mean: Of the log cost of an epoch's steps.
+        covariance: Of the same.
+        beside: What an epoch costs beside its steps.
+        doubt: Standard deviation of the log of that.
+    """
+    steps = np.exp(mean)
+    whole = steps + beside
+    share = steps / whole
+    spread = covariance * np.multiply.outer(share, share)
+    return np.log(whole), _plus_diagonal(spread, ((1 - share) * doubt) ** 2)
 
 
 @lru_cache(maxsize=1024)

@@ -143,7 +143,7 @@ def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int, once_j: float
         best_cost_j=cut.best_cost_j,
         horizon=cut.horizon,
         max_epochs=max_epochs,
-        once=once_j,
+        once=once_j or None,
     )
     cheapest = int(expected.argmin())
     return cheapest + 1, float(expected[cheapest])
@@ -159,7 +159,7 @@ def plan_many(
     best_cost_j: float,
     horizon: float,
     max_epochs: int,
-    once_j: float = 0.0,
+    once_j: Floats | None = None,
 ) -> tuple[Integers, Floats]:
     """Return K* and J(K*) for many arms at once; the arrays broadcast against each other."""
     spread = np.maximum(variance + noise, 1e-12)
@@ -173,7 +173,7 @@ def plan_many(
         best_cost_j=best_cost_j,
         horizon=horizon,
         max_epochs=max_epochs,
-        once=once_j,
+        once=None if once_j is None else once_j[..., None],
     )
     return expected.argmin(axis=-1) + 1, expected.min(axis=-1)
 
@@ -189,7 +189,7 @@ def _expected_costs(
     best_cost_j: float,
     horizon: float,
     max_epochs: int,
-    once: float,
+    once: Floats | float | None,
 ) -> Floats:
     """Return J(K) for K = 1 .. max_epochs, along the last axis; see `PlannedCut`.
 
@@ -202,7 +202,7 @@ def _expected_costs(
     at[..., 1:] -= reached[..., :-1]
     after = per_epoch * np.exp((1 - shrink) * mean + 0.5 * noise + shrink * log_k)
     spent = per_epoch * k
-    if once:
+    if once is not None:
         after, spent = after + once, spent + once
     gain = horizon * np.maximum(best_cost_j - after, 0.0)
     expected: Floats = (at * (spent - gain)).cumsum(axis=-1) + (1 - reached) * (spent + best_cost_j)

@@ -33,24 +33,22 @@ class Overheads:
         once: Start-up and compilation; counted per attempt.
         evaluation: Evaluations, by the power limit in force.
         rest: What is left of each epoch; counted per epoch.
-        epochs: Epochs that the evaluations and `rest` are of.
         host_w: What the machine draws beside its GPUs, in watts.
     """
 
     once: Part = NO_PART
     evaluation: tuple[tuple[float, Part], ...] = ()
     rest: Part = NO_PART
-    epochs: float = 0.0
     host_w: float = 0.0
 
     def __bool__(self) -> bool:
         """Whether there is anything beside training steps."""
-        return bool(self.host_w or self.epochs or self.once.count)
+        return bool(self.host_w or self.rest.count or self.once.count)
 
-    def add(self, parts: Parts, *, epochs: float) -> Overheads:
+    def add(self, parts: Parts) -> Overheads:
         """Return them with one more run.
 
-        >>> known = Overheads().add(Parts(evaluation=((250.0, Part(2, 100.0, 4.0)),)), epochs=2)
+        >>> known = Overheads().add(Parts(evaluation=((250.0, Part(2, 100.0, 4.0)),), rest=Part(2)))
         >>> known.evaluations_per_epoch, known.evaluation_at(250.0)
         (1.0, Part(count=1.0, energy_j=50.0, time_s=2.0))
         """
@@ -62,13 +60,13 @@ class Overheads:
             once=self.once.times(KEPT) + parts.once,
             evaluation=tuple(sorted(evaluation.items())),
             rest=self.rest.times(KEPT) + parts.rest,
-            epochs=KEPT * self.epochs + epochs,
         )
 
     @property
     def evaluations_per_epoch(self) -> float:
         """How often the model is evaluated, per epoch."""
-        return sum(part.count for _, part in self.evaluation) / self.epochs if self.epochs else 0.0
+        epochs = self.rest.count
+        return sum(part.count for _, part in self.evaluation) / epochs if epochs else 0.0
 
     @property
     def once_each(self) -> Part:
@@ -126,18 +124,13 @@ def pooled(several: Iterable[Overheads]) -> Overheads:
     """
     together = NOTHING
     for known in several:
-        if not (known.epochs or known.once.count):
-            continue
-        weight = 1 / known.epochs if known.epochs else 1.0
-        evaluation = dict(together.evaluation)
-        for limit, part in known.evaluation:
-            evaluation[limit] = evaluation.get(limit, NO_PART) + part.times(weight)
+        evaluation, each = dict(together.evaluation), known.once_each
+        for limit, part in known.evaluation if known.rest.count else ():
+            evaluation[limit] = evaluation.get(limit, NO_PART) + part.times(1 / known.rest.count)
         together = Overheads(
-            once=together.once
-            + (Part(1, known.once_each.energy_j, known.once_each.time_s) if known.once.count else NO_PART),
+            once=together.once + (Part(1, each.energy_j, each.time_s) if known.once.count else NO_PART),
             evaluation=tuple(sorted(evaluation.items())),
-            rest=together.rest + known.rest.times(weight),
-            epochs=together.epochs + (1.0 if known.epochs else 0.0),
+            rest=together.rest + known.rest.each,
             host_w=known.host_w,
         )
     return together

@@ -115,9 +115,10 @@ class ContenderRun:
     """
 
     def __init__(self, name: str, job_file: JobFile, *, tracking_uri: str, store: Store, settings: Settings) -> None:
-        self.name, self.job_file, self.job = name, job_file, job_file.core()
+        self.name, self.job_file = name, job_file
         self._store = store
         self.trainer = LocalTrainer(job_file, settings)
+        self.job = job_file.core(self.trainer.energy_source)
         self._ledger = open_direct(self.job, tracking_uri=tracking_uri, energy_source=self.trainer.energy_source)
         last = self._ledger.last_recurrence()
         self._under_way = bool(last) and last in self._ledger.open_claims()

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv
 
-from zeus_flows.core.power import epoch_cost
-from zeus_flows.core.records import Gpu, Job, LimitMeasurement, PowerProfile
+from zeus_flows.core.overheads import Overheads
+from zeus_flows.core.records import Gpu, Job, LimitMeasurement, Part, PowerProfile
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio_curves import Cell, Curves
 from zeus_flows.experiments.drift import Shift, lengthened, shifted
@@ -177,7 +177,7 @@ def measure(curves: Curves, jobs: Mapping[str, JobFile], *, replays: int) -> Fin
 def slice_traces(curves: Curves, job_file: JobFile) -> tuple[Trace, ...]:
     """Return each slice as a trace: epochs by batch size and seed, and the simulated GPU's power profile."""
     trainer = curves.trainer
-    gpu, profiles = simulated_profiles(job_file, trainer.train_rows)
+    gpu, profiles, overheads = simulated_profiles(job_file, trainer.train_rows)
     seeds = range(trainer.experiment.science.seeds)
     target = job_file.target
 
@@ -194,13 +194,16 @@ def slice_traces(curves: Curves, job_file: JobFile) -> tuple[Trace, ...]:
             default_batch_size=job_file.default_batch_size,
             max_epochs=job_file.max_epochs,
             samples_per_epoch=trainer.train_rows,
+            overheads=overheads,
         )
         for part in trainer.slices
     )
 
 
-def simulated_profiles(job_file: JobFile, samples_per_epoch: int) -> tuple[Gpu, dict[int, PowerProfile]]:
-    """Return the job's simulated GPU, and what a perfect profile of every batch size on it would say.
+def simulated_profiles(
+    job_file: JobFile, samples_per_epoch: int
+) -> tuple[Gpu, dict[int, PowerProfile], dict[int, Overheads]]:
+    """Return the job's simulated GPU, and what perfect profiles of every batch size and evaluation on it would say.
 
     Raises:
         ConfigError: the job's GPU is not simulated.
@@ -210,13 +213,16 @@ def simulated_profiles(job_file: JobFile, samples_per_epoch: int) -> tuple[Gpu, 
         raise ConfigError(f"only simulated GPUs are known beforehand, not {job_file.device}")
     gpu = Gpu(chip.name, 1, max_power_w=chip.limits_w[1])
     workload = Workload(**job_file.simulation.model_dump())
-    profiles = {}
+    profiles, overheads = {}, {}
     for b in job_file.batch_sizes:
         load = workload.at(b, chip)
         at = [(limit, *chip.epoch(load, limit)) for limit in candidate_limits(*chip.limits_w)]
+        share, each = workload.evaluation_s / load.seconds_per_epoch, 1 / len(at)
+        evaluation = tuple((limit, Part(1, share * s * w, share * s).times(each)) for limit, s, w in at)
+        overheads[b] = Overheads(evaluation=tuple(sorted(evaluation)), rest=Part(1))
         measured = tuple(LimitMeasurement(limit, watts, samples_per_epoch / seconds) for limit, seconds, watts in at)
         profiles[b] = PowerProfile(b, gpu, measured)
-    return gpu, profiles
+    return gpu, profiles, overheads
 
 
 def replay_slices(traces: Sequence[Trace], job: Job, best_costs_j: Floats, *, times: int) -> Replays:
@@ -288,9 +294,7 @@ def recorded_regret(costs_j: Iterable[float], oracle: Oracle) -> Floats:
 
 def _oracle(traces: Sequence[Trace], job: Job) -> Oracle:
     arms = traces[0].batch_sizes
-    per_epoch = {
-        b: epoch_cost(job, p, samples_per_epoch=traces[0].samples_per_epoch) for b, p in traces[0].profiles.items()
-    }
+    per_epoch = {b: traces[0].epoch_cost(job, b) for b in arms}
     epochs = np.array([[[e or math.nan for e in trace.epochs[b]] for b in arms] for trace in traces], dtype=float)
     spent = np.where(np.isnan(epochs), job.max_epochs, epochs).mean(axis=2)
     return Oracle(arms, spent * np.array([per_epoch[b] for b in arms]), np.log(epochs))

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zeus_flows.core.power import cost_per_sample
+from zeus_flows.core.cost import price
+from zeus_flows.core.overheads import NOTHING
+from zeus_flows.core.power import run_at
 from zeus_flows.core.records import Job
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay import Replay, replay, replay_job
@@ -56,9 +58,16 @@ def default_run(trace: Trace, job: Job) -> DefaultRun:
     epochs = sum(trace.max_epochs if e is None else min(e, trace.max_epochs) for e in runs) / len(runs)
     profile = trace.profiles[trace.default_batch_size]
     at = max(profile.measurements, key=lambda m: m.power_limit_w)
-    samples = epochs * trace.samples_per_epoch
-    time_s = samples / at.samples_per_s
-    return DefaultRun(time_s * at.average_power_w, time_s, samples * cost_per_sample(job, profile, at))
+    overheads = trace.overheads.get(trace.default_batch_size, NOTHING)
+    run = run_at(
+        profile,
+        at,
+        epochs=epochs,
+        evaluations=epochs * overheads.evaluations_per_epoch,
+        samples_per_epoch=trace.samples_per_epoch,
+        overheads=overheads,
+    )
+    return DefaultRun(run.energy_j, run.time_s, price(job, trace.gpu.max_power_w).of(run.energy_j, run.time_s))
 
 
 def find_traces(

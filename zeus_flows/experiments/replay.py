@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zeus_flows.core.cost import price
 from zeus_flows.core.early_stop import epochs_allowed
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import best_limit
 from zeus_flows.core.records import (
     Decision,
@@ -21,6 +23,8 @@ from zeus_flows.core.records import (
     LimitMeasurement,
     Observation,
     Outcome,
+    Part,
+    Parts,
     PowerProfile,
 )
 from zeus_flows.experiments.traces import Trace
@@ -71,7 +75,13 @@ class TraceTrainer:
         self._best: dict[int, tuple[LimitMeasurement, Epoch, float, Epoch]] = {}
 
     def train(
-        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        *,
+        overheads: Overheads = NOTHING,
     ) -> Observation:
         """Return how the attempt goes, by a repetition drawn from the trace."""
         if decision.recurrence in self._shifts:
@@ -82,13 +92,15 @@ class TraceTrainer:
         # The same draw as pandas' `sample` of one row, so that the published simulator sees the same runs.
         needed = repetitions[int(self._rng.integers(len(repetitions)))]
         at, epoch, cost_j, profiling = self._best.get(b) or self._look_up(b)
+        beside = trace.overheads.get(b, NOTHING)
+        once, once_j = beside.once_each, trace.once_cost(self._job, b) if beside else 0.0
         limit_w: float | None = at.power_limit_w
         profiles = decision.tune_power and decision.power_limit_w is None and (profile is None or not profile.complete)
         if not decision.tune_power or decision.power_limit_w is not None:
             fixed_w = decision.power_limit_w or trace.gpu.max_power_w
             at = min(trace.profiles[b].measurements, key=lambda m: abs(m.power_limit_w - fixed_w))
-            epoch, limit_w = _epoch(trace, at), decision.power_limit_w
-        allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs)
+            epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
+        allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
         converged = needed is not None and needed <= allowed
         epochs = needed if converged and needed is not None else allowed
         if not epochs and profiles and not self._free_refusals:
@@ -102,8 +114,8 @@ class TraceTrainer:
             batch_size=b,
             outcome=_outcome(converged=converged, epochs=epochs, max_epochs=trace.max_epochs),
             epochs=epochs,
-            energy_j=began * first.energy_j + rest * epoch.energy_j,
-            time_s=began * first.time_s + rest * epoch.time_s,
+            energy_j=began * first.energy_j + rest * epoch.energy_j + once.energy_j,
+            time_s=began * first.time_s + rest * epoch.time_s + once.time_s,
             gpu=trace.gpu,
             energy_source=self.energy_source,
             samples_per_epoch=trace.samples_per_epoch,
@@ -114,17 +126,24 @@ class TraceTrainer:
             epochs_allowed=allowed,
             explores=decision.explores,
             fingerprint=job.fingerprint,
+            control=decision.control,
+            limit_before_w=trace.gpu.max_power_w / trace.gpu.count,
+            parts=_parts(beside, trace.profiles[b], at, epochs) if beside else None,
         )
 
     def _look_up(self, batch_size: int) -> tuple[LimitMeasurement, Epoch, float, Epoch]:
         """Return the best limit of an arm, an epoch at it and its cost, and an epoch that profiles all limits."""
         profile = self._trace.profiles[batch_size]
-        at = best_limit(self._job, profile)
-        epoch = _epoch(self._trace, at)
-        eta = self._job.objective_eta
-        cost_j = eta * epoch.energy_j + (1 - eta) * self._trace.gpu.max_power_w * epoch.time_s
-        each = [_epoch(self._trace, m) for m in profile.measurements]
-        profiling = Epoch(sum(e.time_s for e in each) / len(each), sum(e.energy_j for e in each) / len(each))
+        beside, samples = self._trace.overheads.get(batch_size, NOTHING), self._trace.samples_per_epoch
+        at = best_limit(self._job, profile, samples_per_epoch=samples, overheads=beside)
+        epoch = _epoch(self._trace, batch_size, at)
+        cost_j = price(self._job, self._trace.gpu.max_power_w).of(epoch.energy_j, epoch.time_s)
+        each = [_steps(self._trace, m) for m in profile.measurements]
+        rest = beside.per_epoch(at.power_limit_w, profile)
+        profiling = Epoch(
+            sum(e.time_s for e in each) / len(each) + rest.time_s,
+            sum(e.energy_j for e in each) / len(each) + rest.energy_j,
+        )
         self._best[batch_size] = found = (at, epoch, cost_j, profiling)
         return found
 
@@ -236,9 +255,31 @@ def replay(
     )
 
 
-def _epoch(trace: Trace, at: LimitMeasurement) -> Epoch:
+def _epoch(trace: Trace, batch_size: int, at: LimitMeasurement) -> Epoch:
+    """Return an epoch at one power limit, with what lies beside its steps."""
+    steps = _steps(trace, at)
+    beside = trace.overheads.get(batch_size)
+    if beside is None:
+        return steps
+    rest = beside.per_epoch(at.power_limit_w, trace.profiles[batch_size])
+    return Epoch(steps.time_s + rest.time_s, steps.energy_j + rest.energy_j)
+
+
+def _steps(trace: Trace, at: LimitMeasurement) -> Epoch:
     time_s = trace.samples_per_epoch / at.samples_per_s
     return Epoch(time_s, time_s * at.average_power_w)
+
+
+def _parts(beside: Overheads, profile: PowerProfile, at: LimitMeasurement, epochs: int) -> Parts:
+    """Return what a run of so many epochs takes beside its steps."""
+    evaluation = beside.evaluation_at(at.power_limit_w, profile).times(beside.evaluations_per_epoch * epochs)
+    rest = beside.rest.each.times(epochs)
+    once = beside.once_each
+    return Parts(
+        Part(1, once.energy_j, once.time_s),
+        ((at.power_limit_w, evaluation),) if evaluation.count else (),
+        Part(epochs, rest.energy_j, rest.time_s),
+    )
 
 
 def _outcome(*, converged: bool, epochs: int, max_epochs: int) -> Outcome:

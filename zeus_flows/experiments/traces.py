@@ -12,13 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zeus_flows.core.cost import price
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
-from zeus_flows.core.records import Gpu, Job, LimitMeasurement, Observation, Outcome, PowerProfile
+from zeus_flows.core.records import Gpu, Job, LimitMeasurement, Observation, Outcome, Part, PowerProfile
 from zeus_flows.errors import ConfigError
 
 TRAIN_COLUMNS = (
     *("dataset", "network", "batch_size", "optimizer", "learning_rate"),
     *("run", "target_metric", "target_epoch"),
+)
+OVERHEAD_COLUMNS = (
+    *("dataset", "network", "batch_size", "optimizer", "power_limit", "once_time", "once_energy"),
+    *("evaluations_per_epoch", "evaluation_time", "evaluation_energy", "rest_time", "rest_energy"),
 )
 POWER_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "power_limit", "time_per_epoch", "average_power")
 SAMPLES_PER_EPOCH = 10_000  # traces are per epoch; any number serves to make per-sample profiles of them
@@ -47,6 +53,8 @@ class Trace:
         profiles: For each batch size, power and throughput at every limit.
         default_batch_size: b0, or the greatest batch size below it that was traced.
         max_epochs: An attempt never trains longer.
+        samples_per_epoch: Any number serves: traces are per epoch.
+        overheads: For each batch size, what a run takes beside its steps; published traces have none of it.
     """
 
     workload: str
@@ -56,6 +64,7 @@ class Trace:
     default_batch_size: int
     max_epochs: int
     samples_per_epoch: int = SAMPLES_PER_EPOCH
+    overheads: Mapping[int, Overheads] = field(default_factory=dict)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -76,10 +85,19 @@ class Trace:
 
     def expected_costs(self, job: Job) -> dict[int, float]:
         """Return every arm's expected cost at its best power limit, in joules."""
-        return {
-            b: self.mean_epochs(b) * epoch_cost(job, self.profiles[b], samples_per_epoch=self.samples_per_epoch)
-            for b in self.batch_sizes
-        }
+        return {b: self.once_cost(job, b) + self.mean_epochs(b) * self.epoch_cost(job, b) for b in self.batch_sizes}
+
+    def epoch_cost(self, job: Job, batch_size: int) -> float:
+        """Return EpochCost of an arm at its best power limit, evaluation included."""
+        overheads = self.overheads.get(batch_size, NOTHING)
+        samples = self.samples_per_epoch
+        return epoch_cost(job, self.profiles[batch_size], samples_per_epoch=samples, overheads=overheads)
+
+    def once_cost(self, job: Job, batch_size: int) -> float:
+        """Return what an attempt costs before its first step."""
+        overheads = self.overheads.get(batch_size, NOTHING)
+        once = overheads.once_each
+        return price(job, self.gpu.max_power_w).of(once.energy_j + overheads.host_w * once.time_s, once.time_s)
 
     def best_cost_j(self, job: Job) -> float:
         """Return the least expected cost: what regret is measured from (eq. 9).
@@ -133,6 +151,7 @@ def read_trace(
                 raise ConfigError(f"{where}: power limit, time and power must be positive")
             measured = LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds)
             limits.setdefault(_integer(where, row, "batch_size"), []).append(measured)
+    overheads = _read_overheads(folder / f"summary_overheads_{gpu}.csv", spec)
     arms = sorted(b for b in epochs if b in limits)
     if not arms:
         raise ConfigError(
@@ -148,7 +167,30 @@ def read_trace(
         profiles={b: PowerProfile(b, device, tuple(sorted(limits[b], key=lambda m: -m.power_limit_w))) for b in arms},
         default_batch_size=max((b for b in arms if b <= default), default=arms[0]),
         max_epochs=spec.max_epochs,
+        overheads={b: overheads[b] for b in arms if b in overheads},
     )
+
+
+def _read_overheads(file: Path, spec: TraceJob) -> dict[int, Overheads]:
+    """Read what runs take beside their steps, where a folder tells: published ones do not."""
+    known: dict[int, Overheads] = {}
+    for where, row in _rows(file, OVERHEAD_COLUMNS) if file.exists() else ():
+        if not _matches(row, spec):
+            continue
+        limit, per_epoch = _number(where, row, "power_limit"), _number(where, row, "evaluations_per_epoch")
+        once, evaluation, rest = (
+            (_number(where, row, f"{part}_energy"), _number(where, row, f"{part}_time"))
+            for part in ("once", "evaluation", "rest")
+        )
+        if min(per_epoch, *once, *evaluation, *rest) < 0:
+            raise ConfigError(f"{where}: times, energies and counts must not be negative")
+        b = _integer(where, row, "batch_size")
+        at = Part(per_epoch, per_epoch * evaluation[0], per_epoch * evaluation[1])
+        others = known[b].evaluation if b in known else ()
+        share = len(others) + 1  # evaluations per epoch is told once for each limit
+        seen = tuple((w, part.times((share - 1) / share)) for w, part in others)
+        known[b] = Overheads(once=Part(1, *once), evaluation=(*seen, (limit, at.times(1 / share))), rest=Part(1, *rest))
+    return known
 
 
 def jobs_in(folder: Path, published: Mapping[str, TraceJob]) -> dict[str, TraceJob]:
@@ -205,7 +247,8 @@ def write_traces(observations: Iterable[Observation], folder: Path, labels: Trac
         labels: What the columns say.
 
     Returns:
-        The files: `summary_train.csv`, and one `summary_power_<gpu>.csv` for each GPU with a profile.
+        The files: `summary_train.csv`, and for each GPU with a profile one `summary_power_<gpu>.csv`, and one
+        `summary_overheads_<gpu>.csv` where evaluation, start-up and the rest were measured.
 
     Raises:
         ConfigError: there is nothing to write.
@@ -245,7 +288,28 @@ def write_traces(observations: Iterable[Observation], folder: Path, labels: Trac
             if on == gpu
         ]
         files.append(_write(folder / f"summary_power_{file_name(gpu)}.csv", POWER_COLUMNS, power))
+        if beside := _overhead_rows(history, gpu, labels):
+            files.append(_write(folder / f"summary_overheads_{file_name(gpu)}.csv", OVERHEAD_COLUMNS, beside))
     return files
+
+
+def _overhead_rows(history: Sequence[Observation], gpu: Gpu, labels: TraceLabels) -> list[tuple[object, ...]]:
+    known: dict[int, Overheads] = {}
+    for o in history:
+        if o.gpu == gpu and o.parts is not None and o.parts.rest.count and o.outcome is not Outcome.FAILED:
+            known[o.batch_size] = known.get(o.batch_size, NOTHING).add(o.parts)
+    rows: list[tuple[object, ...]] = []
+    for b, overheads in sorted(known.items()):
+        once, rest, often = overheads.once_each, overheads.rest.each, overheads.evaluations_per_epoch
+        for limit, part in overheads.evaluation or ((gpu.max_power_w, Part(1)),):
+            each = part.each
+            rows.append(
+                (
+                    *(labels.dataset, labels.network, b, labels.optimizer, f"{limit:g}", once.time_s, once.energy_j),
+                    *(often, each.time_s, each.energy_j, rest.time_s, rest.energy_j),
+                )
+            )
+    return rows
 
 
 def file_name(gpu: Gpu) -> str:

@@ -63,7 +63,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     uri = settings.tracking(tracking_uri, job_file.tracking_uri)
     job_file = with_fleet_mode(job_file)
     trainer, gate = LocalTrainer(job_file, settings), load_gate(job_file)
-    job = job_file.core()
+    job = job_file.core(trainer.energy_source)
     flow_run_id = str(runtime.flow_run.id)
     context = {
         "zf.prefect.flow_run_id": flow_run_id,
@@ -81,7 +81,14 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
         )
     ) as ledger:
         ledger.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
-        local = LocalSteps(job, ledger, trainer, context, gate)
+        local = LocalSteps(
+            job,
+            ledger,
+            trainer,
+            context,
+            gate,
+            learning_rate=lambda b: job_file.learning_rate.at(b, job_file.default_batch_size),
+        )
         steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
         done = run_recurrence(local.job, steps)
     for attempt, observation in done.attempts:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import ConfigError
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.importing import Columns, import_runs
@@ -34,15 +33,8 @@ class Target:
         settings = read_settings()
         job_file = load_job(self.path).overridden(simulate=self.simulate)
         uri = settings.tracking(self.tracking_uri, job_file.tracking_uri)
-        ledger = open_direct(job_file.core(), tracking_uri=uri, energy_source=energy_source_of(job_file))
+        ledger = open_direct(job_file.core(), tracking_uri=uri, energy_source=job_file.energy_source)
         return job_file, ledger, uri, settings
-
-
-def energy_source_of(job_file: JobFile) -> EnergySource:
-    """Return where a job's joules come from, by its job file alone."""
-    if job_file.device.startswith("simulated-"):
-        return EnergySource.SIMULATED
-    return EnergySource.NONE if job_file.shared_gpu else EnergySource.MEASURED
 
 
 def janitor(target: Target) -> int:
@@ -54,7 +46,7 @@ def janitor(target: Target) -> int:
         open_durable(
             job_file.core(),
             tracking_uri=uri,
-            energy_source=energy_source_of(job_file),
+            energy_source=job_file.energy_source,
             state_dir=settings.state_dir,
         )
     ) as durable:
@@ -132,7 +124,7 @@ def bring(
         columns=columns,
         target=job_file.target,
         gpu=trained_on,
-        energy_source=energy_source_of(job_file),
+        energy_source=job_file.energy_source,
         samples_per_epoch=samples_per_epoch,
     )
     click.echo(f"{job_file.name}: {done.imported} runs imported from {experiment}, {done.known_before} known before")

@@ -123,10 +123,11 @@ class ZeusDataLoader(DataLoader[T]):
                 1, 1, self._job_file.default_batch_size, Reason("alone", "no job decided"), seed=0, policy="power"
             )
             session = self._session = Session(
-                self._job_file, self._job_file.core(), decision, gpus, least_span_s=least_span_s(gpus)
+                self._job_file, self._job_file.core(gpus.energy_source), decision, gpus, least_span_s=least_span_s(gpus)
             )
             try:
-                yield from session.epochs()
+                with session.as_current():
+                    yield from session.epochs()
                 if self._metric is not None:
                     self.observation = session.observation()
             finally:
@@ -144,9 +145,11 @@ class ZeusDataLoader(DataLoader[T]):
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
         """Yield batches; those of a training loop are measured."""
         batches = super().__iter__
+        if not self._trains:
+            return _evaluate(batches)
         if self._session is None or not self._session.training:
             return batches()
-        return self._session.steps(_Batches(self.dataset, batches))
+        return self._session.steps(_Batches(self, batches))
 
     def _count(self, job_file: JobFile) -> Iterator[int]:
         for epoch in range(1, job_file.max_epochs + 1):
@@ -170,11 +173,25 @@ class ZeusDataLoader(DataLoader[T]):
 class _Batches:
     """A loader's batches without the loader's own `__iter__`."""
 
-    def __init__(self, dataset: Any, batches: Any) -> None:
-        self.dataset, self._batches = dataset, batches
+    def __init__(self, loader: Any, batches: Any) -> None:
+        self.dataset, self.batch_size = loader.dataset, loader.batch_size
+        self._loader, self._batches = loader, batches
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
     def __iter__(self) -> Any:
         return self._batches()
+
+
+def _evaluate(batches: Any) -> Iterator[Any]:
+    """Yield the batches of a loader that evaluates; inside of a training, they are measured as an evaluation."""
+    session = current_session()
+    if session is None:
+        yield from batches()
+        return
+    with session.evaluation():
+        yield from batches()
 
 
 def _say_what_differs(session: Session, batch_size: int, max_epochs: int | None, target_metric: float | None) -> None:

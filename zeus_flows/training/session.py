@@ -217,9 +217,10 @@ class Session:
             yield
         finally:
             loop.evaluating = False
-        self._evaluated()
-        if inside is not None and loop.steps is inside:
-            self._tuner.resume()
+            if not loop.over:
+                self._evaluated()
+                if inside is not None and loop.steps is inside:
+                    self._tuner.resume()
 
     def report_metric(self, value: float) -> None:
         """Tell how good the model is after this epoch. The job file says what is good enough."""
@@ -404,7 +405,7 @@ class Session:
 
     def _overheads(self, books: Progress) -> Overheads:
         """Return what an epoch takes beside its steps, by earlier attempts and this one."""
-        return self._known.add(books.parts, epochs=books.epoch) if books.epoch else self._known
+        return self._known.add(books.parts) if books.epoch else self._known
 
     def _observation(self, outcome: Outcome, detail: str, books: Progress) -> Observation:
         metric, tuner = self._metric, self._tuner

@@ -7,6 +7,7 @@ import gc
 import importlib
 import importlib.metadata
 import inspect
+import logging
 import math
 import signal
 import subprocess
@@ -17,10 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile, unobserved
 from zeus_flows.errors import ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
+from zeus_flows.gpu.host import open_host_meter
 from zeus_flows.gpu.meter import update_period_s
 from zeus_flows.gpu.open import open_gpus
 from zeus_flows.gpu.simulated import Workload
@@ -30,6 +33,8 @@ from zeus_flows.settings import Settings
 from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.session import Session
+
+log = logging.getLogger(__name__)
 
 TrainFunction = Callable[..., object]
 
@@ -69,6 +74,12 @@ class LocalTrainer:
         self._function = load_function(job_file.train.function)
         self.code_revision = code_revision(self._function)
         self._checkpoints: dict[tuple[int, int], Checkpoints] = {}
+        self._host = open_host_meter() if job_file.host_power_w == "measured" else None
+        if job_file.host_power_w == "measured" and self._host is None:
+            log.warning(
+                "host_power_w: measured, but RAPL cannot be read here (mostly root may): the machine beside its GPUs "
+                "counts for nothing; state its watts instead"
+            )
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
@@ -76,7 +87,13 @@ class LocalTrainer:
             self._least_span_s = least_span_s(gpus)
 
     def train(
-        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        *,
+        overheads: Overheads = NOTHING,
     ) -> Observation:
         """Train at the decided batch size and return how it went.
 
@@ -106,10 +123,12 @@ class LocalTrainer:
                 decision,
                 gpus,
                 known_profile=profile,
+                overheads=overheads,
                 report=report,
                 checkpoints=checkpoints,
                 made_with=_made_with(gpus),
                 least_span_s=self._least_span_s,
+                host_energy_j=None if self._host is None else self._host.energy_j,
             )
             try:
                 with session.as_current():

@@ -21,17 +21,45 @@ from typing import Any
 
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.codec import from_plain
+from zeus_flows.core.cost import price
 from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.overheads import Overheads, doubt
 from zeus_flows.core.policy import safety
-from zeus_flows.core.policy.base import Choice, Policy, View
+from zeus_flows.core.policy.base import Choice, Costs, Policy, View
 from zeus_flows.core.policy.baselines import Default, Power
 from zeus_flows.core.policy.grid import Grid
 from zeus_flows.core.policy.lookahead import Lookahead
-from zeus_flows.core.policy.state import Rate, Spent, State, believable, changed, count, lesson, measured, sample_costs
+from zeus_flows.core.policy.state import (
+    ArmCost,
+    Rate,
+    Shortage,
+    Spent,
+    State,
+    believable,
+    changed,
+    count,
+    lesson,
+    measured,
+    sample_costs,
+)
 from zeus_flows.core.policy.thompson import Thompson
 from zeus_flows.core.policy.zeus import Zeus
 from zeus_flows.core.policy.zeus_paper import ZeusPaper
-from zeus_flows.core.records import Ask, Decision, Gap, Gpu, Job, Mode, Observation, PowerProfile, Reason, jsonable
+from zeus_flows.core.records import (
+    Ask,
+    Asked,
+    Decision,
+    Gap,
+    Gpu,
+    Job,
+    Mode,
+    Observation,
+    Part,
+    PowerProfile,
+    Reason,
+    decision_seed,
+    jsonable,
+)
 from zeus_flows.errors import ConfigError
 
 __all__ = [
@@ -42,6 +70,7 @@ __all__ = [
     "fold",
     "from_json",
     "initial",
+    "is_control",
     "is_whole",
     "pass_over",
     "to_json",
@@ -61,6 +90,8 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
 
 SNAPSHOT_VERSION = 3
 _READABLE = (2, 3)  # snapshots that can be decided on; older ones lack sums that the runs still have
+
+CONTROL = "control"  # the kind of reason a control recurrence has
 
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
@@ -117,7 +148,33 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
         explores=choice.explores,
         tune_power=choice.tune_power and job.mode in _TUNING,
         power_limit_w=choice.power_limit_w,
+        control=choice.reason.kind == CONTROL,
+        mode=job.mode,
+        asked=Asked(
+            gpu=ask.gpu,
+            samples_per_epoch=ask.samples_per_epoch,
+            in_flight=ask.in_flight,
+            tried=ask.tried,
+            out_of_memory=ask.out_of_memory,
+            power_limits_w=ask.power_limits_w,
+            folded=state.observations,
+            newest=state.order,
+            under_way=ask.under_way,
+        ),
     )
+
+
+def is_control(job: Job, recurrence: int) -> bool:
+    """Return whether a recurrence runs the default to be compared with: one in every `job.control`, drawn by the seed.
+
+    >>> job = Job("t", (8, 16), 8, 1, control=4)
+    >>> [sum(is_control(job, r) for r in range(first, first + 4)) for first in (1, 5, 9, 13)]
+    [1, 1, 1, 1]
+    """
+    if job.control is None or job.mode not in _TUNING:
+        return False
+    block, position = divmod(recurrence - 1, job.control)
+    return decision_seed(job.seed, -1 - block, 0) % job.control == position
 
 
 def to_json(state: State) -> dict[str, Any]:
@@ -129,7 +186,7 @@ def to_json(state: State) -> dict[str, Any]:
         "order": list(state.order),
         "newest_model": jsonable(state.newest_model),
         "profiles": [jsonable(p) for p in state.profiles.values()],
-        "infeasible": jsonable(state.infeasible),
+        "shortages": jsonable(state.shortages),
         "spent": jsonable(state.spent),
         "current": list(state.current),
         "gpu": jsonable(state.gpu),
@@ -137,6 +194,9 @@ def to_json(state: State) -> dict[str, Any]:
         "rates": [[b, key, jsonable(rate)] for (b, key), rate in state.rates.items()],
         "max_power_w": dict(state.max_power_w),
         "default_epochs": jsonable(state.default_epochs),
+        "overheads": [[b, key, jsonable(known)] for (b, key), known in state.overheads.items()],
+        "host": jsonable(state.host),
+        "limits_before_w": dict(state.limits_before_w),
         "belief": jsonable(state.belief),
     }
 
@@ -157,7 +217,7 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         order=from_plain(tuple[int, int], data["order"]),
         newest_model=_newest(data["newest_model"]),
         profiles=profiles,
-        infeasible={k: tuple(int(b) for b in v) for k, v in data["infeasible"].items()},
+        shortages=_shortages(data),
         spent={k: from_plain(Spent, v) for k, v in data["spent"].items()},
         current=from_plain(tuple[int, float, float], data["current"]),
         gpu=None if data["gpu"] is None else from_plain(Gpu, data["gpu"]),
@@ -166,7 +226,16 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         max_power_w={k: float(v) for k, v in data["max_power_w"].items()},
         sample_costs=sample_costs(job, profiles),
         default_epochs=from_plain(Runs, data["default_epochs"]),
+        overheads={(int(b), str(key)): from_plain(Overheads, known) for b, key, known in data.get("overheads", ())},
+        host=from_plain(Part, data.get("host", {})),
+        limits_before_w={k: float(v) for k, v in data.get("limits_before_w", {}).items()},
     )
+
+
+def _shortages(data: Mapping[str, Any]) -> dict[str, tuple[Shortage, ...]]:
+    if "shortages" in data:
+        return {k: from_plain(tuple[Shortage, ...], v) for k, v in data["shortages"].items()}
+    return {k: tuple(Shortage(int(b), 1, 0, ran=False) for b in v) for k, v in data["infeasible"].items()}
 
 
 def is_whole(data: Mapping[str, Any]) -> bool:
@@ -191,6 +260,8 @@ def _settings(job: Job) -> str:
     parts = (
         *(job.policy, job.batch_sizes, job.default_batch_size, job.max_epochs, job.fingerprint),
         *(job.objective_eta, job.selector, job.slowdown, job.beta, job.window, job.drift),
+        *((job.host_power_w,) if job.host_power_w != 0.0 else ()),  # nothing where it is as it always was
+        *(("seconds",) if job.in_seconds else ()),
     )
     return hashlib.sha256(json.dumps(jsonable(parts)).encode()).hexdigest()[:16]
 
@@ -200,6 +271,9 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
     default = job.default_batch_size
     if default not in arms:
         default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
+    if is_control(job, ask.recurrence) and ask.attempt == 1 and default == job.default_batch_size:
+        text = f"one recurrence in {job.control} is a control: the default batch size {default}, at the limit there is"
+        return Choice(default, Reason(CONTROL, text), tune_power=False)
     if job.mode is not Mode.FULL:
         text = f"the job's mode is {job.mode}: the batch size stays {default}"
         return Choice(default, Reason("mode", text))
@@ -227,12 +301,13 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
 
 
 def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:
-    """Return the arms below the smallest one that ran out of memory on this GPU; the smallest arm at least."""
+    """Return the arms below the smallest one that does not fit this GPU; the smallest arm at least."""
     gpu = ask.gpu or state.gpu
-    too_large = state.infeasible.get(gpu.key, ()) if gpu is not None else ()
-    if not too_large:
+    too_large = state.too_large(gpu.key, ask.recurrence) if gpu is not None else None
+    bounds = [b for b in (too_large, *ask.out_of_memory) if b is not None]
+    if not bounds:
         return job.batch_sizes
-    return tuple(b for b in job.batch_sizes if b < too_large[0]) or job.batch_sizes[:1]
+    return tuple(b for b in job.batch_sizes if b < min(bounds)) or job.batch_sizes[:1]
 
 
 def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int, *, may_explore: bool) -> View:
@@ -241,27 +316,55 @@ def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int,
         arms=arms,
         default=default,
         may_explore=may_explore,
-        look_up_costs=lambda: _epoch_costs(job, state, ask),
+        look_up_costs=lambda: _costs(job, state, ask),
     )
 
 
-def _epoch_costs(job: Job, state: State, ask: Ask) -> tuple[dict[int, float], dict[int, float]]:
-    """Return EpochCost of every arm, in joules: as measured on this GPU, and translated from other GPUs' measures.
+def _costs(job: Job, state: State, ask: Ask) -> Costs:
+    """Return what a run of every arm costs: as measured on this GPU, and translated from other GPUs' measures.
 
     A translation keeps the ratios between arms, and scales them by what arms measured on both GPUs say. The job may
     forbid it: a GPU whose costs go another way is a poor donor.
     """
     gpu = ask.gpu or state.gpu
     if gpu is None:
-        return {}, {}
+        return Costs()
     samples = ask.samples_per_epoch or state.samples_per_epoch or 1
-    ours = state.arm_costs(job, gpu.key)
+    ours = state.arm_costs(job, gpu.key, samples)
+    training = {b: cost.training for b, cost in ours.items()}
     translated: dict[int, float] = {}
     others = [key for key in state.max_power_w if key != gpu.key]
+    ratio = 1.0
     if job.translate and others and len(ours) < len(job.batch_sizes):
         for key in others:
-            theirs = state.arm_costs(job, key)
-            both = [math.log(ours[b] / theirs[b]) for b in ours if b in theirs]
+            theirs = state.arm_costs(job, key, samples)
+            both = [math.log(training[b] / theirs[b].training) for b in training if b in theirs]
             ratio = math.exp(math.fsum(both) / len(both)) if both else 1.0
-            translated |= {b: c * ratio * samples for b, c in theirs.items() if b not in ours}
-    return {b: c * samples for b, c in ours.items()}, translated
+            translated |= {b: c.training * ratio for b, c in theirs.items() if b not in ours}
+    if not state.overheads and not state.host_w(job):
+        return Costs(training, translated)
+    return _with_overheads(job, state, gpu, Costs(training, translated), ours, ratio)
+
+
+def _with_overheads(job: Job, state: State, gpu: Gpu, costs: Costs, ours: Mapping[int, ArmCost], ratio: float) -> Costs:
+    """Return costs with what lies beside the steps: as seen at each arm, else as at others, with its doubt."""
+    seen = {b: ours[b] for b in ours if (b, gpu.key) in state.overheads}
+    elsewhere = {} if seen else {key for _, key in state.overheads if key != gpu.key}
+    rates = price(job, gpu.max_power_w)
+    unsure = doubt(cost.beside for cost in seen.values())
+    beside, doubts, once = {}, {}, {}
+    for b in job.batch_sizes:
+        if b in seen:
+            beside[b], once[b] = seen[b].beside, seen[b].once
+            continue
+        known, _ = state.overheads_of(job, b, gpu.key)
+        each, start = known.per_epoch(state.limits_before_w.get(gpu.key, gpu.max_power_w)), known.once_each
+        scale = ratio if elsewhere else 1.0
+        if seen:
+            beside[b] = math.fsum(cost.beside for cost in seen.values()) / len(seen)
+        else:
+            beside[b] = scale * rates.of(each.energy_j + known.host_w * each.time_s, each.time_s)
+        once[b] = rates.of(start.energy_j + known.host_w * start.time_s, start.time_s)
+        if beside[b]:
+            doubts[b] = unsure
+    return replace(costs, beside=beside, doubt=doubts, once=once)

@@ -28,8 +28,9 @@ class Lesson:
         epochs: Epochs trained; max_epochs where the attempt diverged.
         converged: Whether it reached the target; otherwise it would have taken more than `epochs`.
         cost_j: What it cost in all, profiling included.
+        beside_j: What of that was for evaluation, start-up and the rest, where it profiled to the end.
         profiled: Whether the attempt profiled.
-        epoch_cost_j: EpochCost of its arm, for its data, where it profiled to the end.
+        epoch_cost_j: What the steps of an epoch cost, for its data, where it profiled to the end.
         refused: The cut did not allow a single epoch.
         power_limit_w: The limit it trained at; None where none was applied.
     """
@@ -40,9 +41,34 @@ class Lesson:
     converged: bool
     cost_j: float
     epoch_cost_j: float | None = None
+    beside_j: float = 0.0
     profiled: bool = False
     refused: bool = False
     power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a run of each arm costs on the GPU that was asked for: once + epochs x (training + beside).
+
+    Attributes:
+        training: The steps of an epoch, of arms measured on this GPU.
+        translated: The same for other arms, estimated from what another GPU measured.
+        beside: Evaluation and the rest of an epoch, of every arm; empty where there is none of it.
+        doubt: Standard deviation of the log of `beside`, of arms whose own was not seen.
+        once: What an attempt costs before its first step, of every arm; empty where there is none of it.
+    """
+
+    training: dict[int, float] = field(default_factory=dict)
+    translated: dict[int, float] = field(default_factory=dict)
+    beside: dict[int, float] = field(default_factory=dict)
+    doubt: dict[int, float] = field(default_factory=dict)
+    once: dict[int, float] = field(default_factory=dict)
+
+    def epoch(self, arm: int) -> float | None:
+        """Return EpochCost of an arm, measured or translated; None where it is neither."""
+        training = self.training.get(arm, self.translated.get(arm))
+        return None if training is None else training + self.beside.get(arm, 0.0)
 
 
 @dataclass(frozen=True)
@@ -54,14 +80,14 @@ class View:
         arms: Batch sizes that may run on this GPU, ascending; never empty.
         default: b0, or the feasible arm nearest to it.
         may_explore: False: only the best known arm will do.
-        look_up_costs: Finds `epoch_costs` and `translated`; not every policy wants them.
+        look_up_costs: Finds `costs`; not every policy wants them.
     """
 
     ask: Ask
     arms: tuple[int, ...]
     default: int
     may_explore: bool
-    look_up_costs: Callable[[], tuple[dict[int, float], dict[int, float]]]
+    look_up_costs: Callable[[], Costs]
 
     @lazy
     def rng(self) -> np.random.Generator:
@@ -69,19 +95,9 @@ class View:
         return np.random.default_rng(self.ask.seed)
 
     @lazy
-    def costs(self) -> tuple[dict[int, float], dict[int, float]]:
-        """EpochCost of arms measured on this GPU, and estimates for others from what another GPU measured."""
+    def costs(self) -> Costs:
+        """What a run of each arm costs, as far as that is known."""
         return self.look_up_costs()
-
-    @property
-    def epoch_costs(self) -> dict[int, float]:
-        """EpochCost of arms measured on this GPU, in joules."""
-        return self.costs[0]
-
-    @property
-    def translated(self) -> dict[int, float]:
-        """Estimates of EpochCost for other arms from what another GPU measured, in joules."""
-        return self.costs[1]
 
 
 @dataclass(frozen=True, slots=True)

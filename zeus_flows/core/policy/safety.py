@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from zeus_flows.core.cost import attempt_cost, cost_rate
+from zeus_flows.core.cost import price
 from zeus_flows.core.early_stop import CostCut, PlannedCut, capped, chance_to_complete, epochs_allowed
+from zeus_flows.core.overheads import nearest
 from zeus_flows.core.policy.base import Choice
-from zeus_flows.core.policy.state import State
-from zeus_flows.core.power import best_limit, cost_per_sample
-from zeus_flows.core.records import Ask, Gpu, Job
+from zeus_flows.core.policy.state import ArmCost, State
+from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
+from zeus_flows.core.records import Ask, Gpu, Job, Part
 from zeus_flows.core.text import cost_text
 
 ALMOST_SURELY = 1.645  # deviations: the 95th percentile
@@ -63,7 +64,7 @@ def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> C
 def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> float | None:
     """Return how many joules may still be spent, this recurrence included; None while the default is not known.
 
-    The estimated default is Epochs(b0) at b0's epoch cost with the maximum power limit, for the data of every
+    The estimated default is Epochs(b0) at b0's epoch cost with the limit that was there before, for the data of every
     recurrence; recurrences on GPUs that b0 was not profiled on are left out on both sides. The first
     `SETTLED` recurrences share one budget: exploring early may run ahead of it as far as running the best known
     arm, at `best_cost_j` a run, makes up for by then.
@@ -74,23 +75,37 @@ def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> floa
     default_j = spent_j = 0.0
     recurrences = int(ask.recurrence != state.current[0])
     for key, spent in state.spent.items():
-        profile = state.profiles.get((job.default_batch_size, key))
-        if profile is None or not profile.complete or not profile.measurements:
+        default = _default_cost(job, state, key)
+        if default is None:
             continue
-        at_maximum = max(profile.measurements, key=lambda m: m.power_limit_w)
-        per_sample_j = state.default_epochs.mean * cost_per_sample(job, profile, at_maximum)
-        default_j += spent.samples * per_sample_j
+        begins = key == gpu.key and ask.recurrence != state.current[0]
+        samples = spent.samples + begins * (ask.samples_per_epoch or state.samples_per_epoch or 0)
+        default_j += samples * default.training + (spent.recurrences + begins) * default.beside
         recurrences += spent.recurrences
-        spent_j += attempt_cost(
-            energy_j=spent.energy_j, time_s=spent.time_s, eta=job.objective_eta, max_power_w=profile.gpu.max_power_w
-        )
-        if key == gpu.key and ask.recurrence != state.current[0]:
-            default_j += (ask.samples_per_epoch or state.samples_per_epoch or 0) * per_sample_j
+        rates = price(job, state.max_power_w[key])
+        spent_j += rates.of(spent.energy_j + spent.host_energy_j, spent.time_s)
     if not default_j:
         return None
     share = 1 + SPENDABLE * (job.exploration_budget or 0.0)
     ahead = max(SETTLED - recurrences, 0)
     return share * default_j - spent_j + ahead * (share * default_j / recurrences - best_cost_j)
+
+
+def _default_cost(job: Job, state: State, gpu_key: str) -> ArmCost | None:
+    """Return what a run of the default costs on a GPU: per sample of the data set, and beside that."""
+    b0, epochs = job.default_batch_size, state.default_epochs.mean
+    profile = state.profiles.get((b0, gpu_key))
+    if profile is None or not profile.complete or not profile.measurements:
+        return None
+    at = nearest(profile, state.limits_before_w.get(gpu_key, profile.gpu.max_power_w))
+    overheads, _ = state.overheads_of(job, b0, gpu_key)
+    per_sample = epochs * cost_per_sample(job, profile, at, host_w=overheads.host_w)
+    if not overheads:
+        return ArmCost(per_sample)
+    beside, once = overheads.per_epoch(at.power_limit_w, profile).times(epochs), overheads.once_each
+    time_s = beside.time_s + once.time_s
+    energy_j = beside.energy_j + once.energy_j + overheads.host_w * time_s
+    return ArmCost(per_sample, price(job, profile.gpu.max_power_w).of(energy_j, time_s))
 
 
 def _bounds(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu) -> Bounds | None:
@@ -117,20 +132,27 @@ def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, d
 
     A late recurrence is worse than a dear one: there is no more room where the exploration is likely to complete.
     """
-    profiles = [p for (_, key), p in state.profiles.items() if key == gpu.key and p.complete and p.measurements]
-    safe_profile = next((p for p in profiles if p.batch_size == safe.batch_size), None)
+    profiles = {b: p for (b, key), p in state.profiles.items() if key == gpu.key and p.complete and p.measurements}
     following_j = _cost(safe, ALMOST_SURELY)
-    if safe_profile is None or following_j is None:
+    if safe.batch_size not in profiles or following_j is None:
         return None
+    rates = price(job, gpu.max_power_w)
 
-    def watts(average_power_w: float) -> float:
-        return cost_rate(average_power_w=average_power_w, eta=job.objective_eta, max_power_w=gpu.max_power_w)
+    def cost_per_s(part: Part, host_w: float) -> float:
+        return rates.of(part.energy_j / part.time_s + host_w, 1.0)
 
+    samples = ask.samples_per_epoch or state.samples_per_epoch or 1
+    known, _ = state.overheads_of(job, safe.batch_size, gpu.key)
+    profile = profiles[safe.batch_size]
+    at = best_limit(job, profile, samples_per_epoch=samples, overheads=known)
+    epoch = epoch_at(profile, at, samples_per_epoch=samples, overheads=known)
     elapsed_s = state.current[2] if state.current[0] == ask.recurrence else 0.0
-    following_s = following_j / watts(best_limit(job, safe_profile).average_power_w)
-    # The arm to be tried is taken to cost as little a second as any measurement: then a joule lasts longest.
-    least_w = watts(min(m.average_power_w for p in profiles for m in p.measurements))
-    at_most_j = (deadline_s - elapsed_s - following_s) * least_w
+    following_s = following_j / cost_per_s(epoch, known.host_w)
+    # The arm to be tried is taken to cost as little a second as anything measured: then a joule lasts longest.
+    parts = [Part(1, m.average_power_w, 1.0) for p in profiles.values() for m in p.measurements]
+    parts += [known.per_epoch(at.power_limit_w, profile), known.once_each]
+    least = min(cost_per_s(part, known.host_w) for part in parts if part.time_s > 0)
+    at_most_j = (deadline_s - elapsed_s - following_s) * least
     return Bounds(at_most_j, at_most_j)
 
 
@@ -138,15 +160,16 @@ def _fits(job: Job, state: State, ask: Ask, choice: Choice, gpu: Gpu, bounds: Bo
     """Return whether the exploration may begin."""
     if not isinstance(choice.cut, PlannedCut):
         return isinstance(choice.cut, CostCut) and 0 < choice.cut.threshold_j <= bounds.at_most_j
-    per_sample = state.sample_cost(job, choice.batch_size, gpu.key)
-    if per_sample is None:
+    samples = ask.samples_per_epoch or state.samples_per_epoch or 1
+    known = state.arm_cost(job, choice.batch_size, gpu.key, samples)
+    if known is None:
         believed_j = _cost(choice, LIKELY)
         if believed_j is None:
             return False
         epoch_j = believed_j / math.exp(min(choice.cut.log_epochs + 0.5 * choice.cut.noise, 50.0))
         return (1 + PROFILING) * epoch_j <= bounds.at_most_j
-    epoch_j = per_sample * (ask.samples_per_epoch or state.samples_per_epoch or 1)
-    allowed = epochs_allowed(choice.cut, epoch_cost_j=epoch_j, max_epochs=job.max_epochs)
+    epoch_j = known.training + known.beside
+    allowed = epochs_allowed(choice.cut, epoch_cost_j=epoch_j, max_epochs=job.max_epochs, once_j=known.once)
     return chance_to_complete(choice.cut, allowed) >= WORTH_TRYING
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from zeus_flows.core.belief import EpochsBelief, epoch_costs
+from zeus_flows.core.belief import EpochsBelief, epoch_costs, whole_epochs
 from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
 from zeus_flows.core.lazy import lazy
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log
@@ -34,7 +34,7 @@ _ONE_POINT, _ONE_WEIGHT = np.zeros(1), np.ones(1)  # the same where all of them 
 def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
     """Return the belief after a lesson: epochs only, so that it holds on any GPU and for any eta."""
     if lesson.profiled and lesson.epoch_cost_j and lesson.epochs:
-        extra = lesson.cost_j - lesson.epochs * lesson.epoch_cost_j
+        extra = lesson.cost_j - lesson.beside_j - lesson.epochs * lesson.epoch_cost_j
         belief = belief.profiled(1 + extra / lesson.epoch_cost_j)
     if lesson.converged:
         return belief.complete(lesson.batch_size, lesson.epochs, window=job.window, drift=job.drift)
@@ -68,21 +68,42 @@ class Outlook:
 
     @lazy
     def costs(self) -> tuple[Floats, Floats]:
-        """Mean and covariance of log EpochCost."""
-        return epoch_costs(
-            self.job.batch_sizes, self.job.default_batch_size, self.view.epoch_costs, self.view.translated
-        )
+        """Mean and covariance of log EpochCost, evaluation included."""
+        known, arms = self.view.costs, self.job.batch_sizes
+        steps = epoch_costs(arms, self.job.default_batch_size, known.training, known.translated)
+        if not known.beside or not (known.training or known.translated):
+            return steps
+        beside, doubt = ([values.get(b, 0.0) for b in arms] for values in (known.beside, known.doubt))
+        return whole_epochs(*steps, np.array(beside), np.array(doubt))
 
     @lazy
-    def mu(self) -> Floats:
-        """Logarithm of the expected cost of a run, known of every arm or guessed from its neighbours."""
+    def once(self) -> Floats | None:
+        """What an attempt costs before its first step; None where that is nothing."""
+        known = self.view.costs.once
+        return np.array([known.get(b, 0.0) for b in self.job.batch_sizes]) if any(known.values()) else None
+
+    @lazy
+    def running(self) -> Floats:
+        """Logarithm of the expected cost of a run's epochs."""
         epochs = self.belief.posterior
         return epochs.mean + self.costs[0] + 0.5 * epochs.noise
 
     @lazy
+    def mu(self) -> Floats:
+        """Logarithm of the expected cost of a run, known of every arm or guessed from its neighbours."""
+        if self.once is None:
+            return self.running
+        mu: Floats = np.log(np.exp(np.minimum(self.running, LARGEST_LOG)) + self.once)
+        return mu
+
+    @lazy
     def covariance(self) -> Floats:
         """Covariance of the log costs."""
-        return self.belief.posterior.covariance + self.costs[1]
+        spread: Floats = self.belief.posterior.covariance + self.costs[1]
+        if self.once is None:
+            return spread
+        share = np.exp(np.minimum(self.running - self.mu, 0.0))
+        return spread * np.multiply.outer(share, share)
 
     @lazy
     def deviation(self) -> Floats:
@@ -154,7 +175,7 @@ class Outlook:
     @lazy
     def unprofiled(self) -> list[bool]:
         """Arms whose epoch cost has not been measured on this GPU."""
-        measured = self.view.epoch_costs
+        measured = self.view.costs.training
         return [b not in measured for b in self.job.batch_sizes]
 
     def never(self, arm: int) -> float:
@@ -189,8 +210,9 @@ class Outlook:
         sampled = [None] * len(expected) if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
         noise, spread = np.sqrt(self.belief.posterior.noise).tolist(), self.deviation.tolist()
         statuses, gained = self._statuses(), gains or {}
+        stopped = self.belief.stopped or (0,) * len(expected)
         return tuple(
-            ArmBelief(b, round(runs), cost, off, draw, status, chance, gained.get(i), each)
+            ArmBelief(b, round(runs), cost, off, draw, status, chance, gained.get(i), each, stopped[i])
             for i, (b, runs, cost, off, draw, status, chance, each) in enumerate(
                 zip(
                     *(self.job.batch_sizes, self.belief.runs, expected, spread, sampled, statuses, chances, noise),
@@ -208,6 +230,9 @@ class Outlook:
         for arm in self.candidates:
             if statuses[arm] == "out of reach":
                 statuses[arm] = "untried"
+        for arm, times_stopped in enumerate(self.belief.stopped):
+            if times_stopped and statuses[arm] in ("untried", "out of reach"):
+                statuses[arm] = "stopped"
         return statuses
 
 
@@ -276,8 +301,9 @@ def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
     def tell() -> Explanation:
         text = (
             f"trying batch size {batch_size} is expected to pay by {cost_text(job, gain_j)} within "
-            f"{outlook.horizon:.0f} recurrences: a run is believed to cost about {cost_text(job, from_log(float(outlook.mu[arm])))} (give or "
-            f"take {100 * float(outlook.deviation[arm]):.0f} %) against {cost_text(job, best_j)} for "
+            f"{outlook.horizon:.0f} recurrences: a run is believed to cost about "
+            f"{cost_text(job, from_log(float(outlook.mu[arm])))} (give or take "
+            f"{100 * float(outlook.deviation[arm]):.0f} %) against {cost_text(job, best_j)} for "
             f"{job.batch_sizes[best]}, the best known; {times(runs)} so far"
         )
         gains = {a: best_j - j for a, j in zip(arms, expected.tolist(), strict=True)}
@@ -310,6 +336,7 @@ def _trial_costs(outlook: Outlook, arms: Sequence[int]) -> Floats:
         best_cost_j=outlook.best_cost_j,
         horizon=outlook.horizon,
         max_epochs=outlook.job.max_epochs,
+        once_j=None if outlook.once is None else outlook.once[column],
     )
     profiling = (outlook.belief.profiling_ratio - 1) * unprofiled * per_epoch
     expected: Floats = (planned + profiling) @ weights

@@ -1,4 +1,8 @@
-"""What all policies remember alike: profiles, what does not fit a GPU, what was spent; and how one lesson is drawn."""
+"""What all policies remember alike: profiles, overheads, what does not fit a GPU, what was spent; and one lesson's way.
+
+What an arm costs on a GPU is told from them: training by its profile, at the limit that is best for whole epochs, and
+what lies beside the steps by its overheads.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.cost import attempt_cost
+from zeus_flows.core.cost import attempt_cost, observed_cost, price
+from zeus_flows.core.overheads import KEPT, NOTHING, Overheads, pooled
 from zeus_flows.core.policy.base import Lesson
-from zeus_flows.core.power import best_limit, cost_per_sample
-from zeus_flows.core.records import Gpu, Job, Observation, Outcome, PowerProfile
+from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
+from zeus_flows.core.records import NO_PART, Gpu, Job, Observation, Outcome, Part, PowerProfile
 
 Key = tuple[int, str]  # (batch size, Gpu.key)
 
@@ -32,11 +37,48 @@ class Spent:
     time_s: float = 0.0
     recurrences: int = 0
     samples: int = 0
+    host_energy_j: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A batch size that ran out of a GPU's memory.
+
+    Attributes:
+        recurrences: In how many recurrences it did.
+        last: The newest of them.
+        ran: It had trained there before; so it may be somebody else's fault, and is looked at again, rarely.
+    """
+
+    batch_size: int
+    recurrences: int
+    last: int
+    ran: bool
+
+    def retires(self, recurrence: int) -> bool:
+        """Return whether the batch size, and larger ones, are left alone in a recurrence."""
+        if not self.ran:
+            return True
+        wait = LOOK_AGAIN * 2 ** min(self.recurrences - SHORTAGES, 10)
+        return self.recurrences >= SHORTAGES and recurrence - self.last < wait
+
+
+SHORTAGES = 2  # recurrences in which a batch size that has trained before runs out of memory until it is retired
+LOOK_AGAIN = 50  # recurrences after which it is tried again; twice as many after each time it runs out again
+
+
+@dataclass(frozen=True, slots=True)
+class ArmCost:
+    """What a run of an arm costs on one GPU: once + epochs x (training + beside)."""
+
+    training: float
+    beside: float = 0.0
+    once: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Energy and time of an arm's runs on one GPU, and the samples trained: an epoch cost without a profile."""
+    """Energy and time of an arm's steps on one GPU, and the samples trained: an epoch cost without a profile."""
 
     energy_j: float = 0.0
     time_s: float = 0.0
@@ -52,7 +94,10 @@ class State:
         order: (recurrence, attempt) of the newest one folded.
         newest_model: Recurrence, attempt and batch size of the newest attempt that reached the target; None before.
         profiles: The newest profile of each (batch size, GPU); complete where there is a complete one.
-        infeasible: Batch sizes that ran out of memory, by GPU.
+        shortages: Batch sizes that ran out of memory, by GPU, ascending.
+        overheads: What runs of each (batch size, GPU) take beside their steps.
+        host: Energy and time of the machine beside its GPUs, where that was measured.
+        limits_before_w: The power limit that was there before, by GPU.
         spent: What was spent, by GPU.
         current: Number, energy in joules and time in seconds of the newest recurrence so far.
         gpu: The GPU of the newest observation.
@@ -72,7 +117,7 @@ class State:
     order: tuple[int, int] = (0, 0)
     newest_model: tuple[int, int, int] | None = None
     profiles: Mapping[Key, PowerProfile] = field(default_factory=dict)
-    infeasible: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
     spent: Mapping[str, Spent] = field(default_factory=dict)
     current: tuple[int, float, float] = (0, 0.0, 0.0)
     gpu: Gpu | None = None
@@ -80,27 +125,83 @@ class State:
     rates: Mapping[Key, Rate] = field(default_factory=dict)
     max_power_w: Mapping[str, float] = field(default_factory=dict)
     sample_costs: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    overheads: Mapping[Key, Overheads] = field(default_factory=dict)
+    host: Part = NO_PART
+    limits_before_w: Mapping[str, float] = field(default_factory=dict)
 
     def profile(self, batch_size: int, gpu: Gpu) -> PowerProfile | None:
         """Return the profile of a batch size on a GPU, complete or to be completed."""
         return self.profiles.get((batch_size, gpu.key))
 
-    def sample_cost(self, job: Job, batch_size: int, gpu_key: str) -> float | None:
-        """Return the cost of one training sample, in joules: at the best limit, or else as it was measured."""
-        known = self.sample_costs.get(gpu_key, _NOTHING).get(batch_size)
-        if known is not None or (rate := self.rates.get((batch_size, gpu_key))) is None:
-            return known
-        return _rate_cost(job, rate, self.max_power_w[gpu_key])
+    def host_w(self, job: Job) -> float:
+        """Return what the machine draws beside its GPUs: as the job says, or as it was measured."""
+        if job.host_power_w is not None:
+            return job.host_power_w
+        return self.host.energy_j / self.host.time_s if self.host.time_s else 0.0
 
-    def arm_costs(self, job: Job, gpu_key: str) -> dict[int, float]:
-        """Return `sample_cost` of every arm of the job that has one."""
-        known = self.sample_costs.get(gpu_key, _NOTHING)
-        costs = {b: known[b] for b in job.batch_sizes if b in known}
-        for b, key in self.rates:
-            wanted = key == gpu_key and b in job.batch_sizes and b not in costs
-            if wanted and (cost := self.sample_cost(job, b, key)) is not None:
-                costs[b] = cost
-        return costs
+    def overheads_of(self, job: Job, batch_size: int, gpu_key: str) -> tuple[Overheads, bool]:
+        """Return what a run of an arm takes beside its steps, and whether that was seen at this very batch size.
+
+        Otherwise it is believed from other batch sizes on the GPU, or from other GPUs.
+        """
+        host_w = self.host_w(job)
+        own = self.overheads.get((batch_size, gpu_key))
+        if own is not None:
+            return (replace(own, host_w=host_w) if host_w else own), True
+        near = [known for (_, key), known in self.overheads.items() if key == gpu_key]
+        known = pooled(near or self.overheads.values()) if self.overheads else NOTHING
+        return (replace(known, host_w=host_w) if host_w else known), False
+
+    def arm_cost(self, job: Job, batch_size: int, gpu_key: str, samples: float) -> ArmCost | None:
+        """Return what a run of an arm costs for a data set of some size; None where its steps were never measured."""
+        if not self.overheads and not self.host_w(job):
+            known = self.sample_costs.get(gpu_key, _NOTHING).get(batch_size)
+            if known is None and (rate := self.rates.get((batch_size, gpu_key))) is not None:
+                known = _rate_cost(job, rate, self.max_power_w[gpu_key], 0.0)
+            return None if known is None else ArmCost(known * samples)
+        overheads, _ = self.overheads_of(job, batch_size, gpu_key)
+        profile = self.profiles.get((batch_size, gpu_key))
+        if profile is not None and profile.complete and profile.measurements:
+            return _whole_cost(job, profile, overheads, samples)
+        if (rate := self.rates.get((batch_size, gpu_key))) is None:
+            return None
+        per_sample = _rate_cost(job, rate, self.max_power_w[gpu_key], overheads.host_w)
+        if per_sample is None:
+            return None
+        rates = price(job, self.max_power_w[gpu_key])
+        beside, once = overheads.per_epoch(self.limits_before_w.get(gpu_key, 0.0)), overheads.once_each
+        return ArmCost(
+            per_sample * samples,
+            rates.of(beside.energy_j + overheads.host_w * beside.time_s, beside.time_s),
+            rates.of(once.energy_j + overheads.host_w * once.time_s, once.time_s),
+        )
+
+    def arm_costs(self, job: Job, gpu_key: str, samples: float) -> dict[int, ArmCost]:
+        """Return `arm_cost` of every arm of the job that has one."""
+        if not self.overheads and not self.rates and not self.host_w(job):
+            known = self.sample_costs.get(gpu_key, _NOTHING)
+            return {b: ArmCost(known[b] * samples) for b in job.batch_sizes if b in known}
+        costs = ((b, self.arm_cost(job, b, gpu_key, samples)) for b in job.batch_sizes)
+        return {b: cost for b, cost in costs if cost is not None}
+
+    def too_large(self, gpu_key: str, recurrence: int) -> int | None:
+        """Return the smallest batch size that is left alone on a GPU for want of memory; None where all fit."""
+        return next((s.batch_size for s in self.shortages.get(gpu_key, ()) if s.retires(recurrence)), None)
+
+
+def _whole_cost(job: Job, profile: PowerProfile, overheads: Overheads, samples: float) -> ArmCost | None:
+    """Return what a run costs at the limit that is best for whole epochs."""
+    rates, host_w = price(job, profile.gpu.max_power_w), overheads.host_w
+    at = best_limit(job, profile, samples_per_epoch=samples, overheads=overheads)
+    training = _positive(samples * cost_per_sample(job, profile, at, host_w=host_w))
+    beside, once = overheads.per_epoch(at.power_limit_w, profile), overheads.once_each
+    if training is None:
+        return None
+    return ArmCost(
+        training,
+        rates.of(beside.energy_j + host_w * beside.time_s, beside.time_s),
+        rates.of(once.energy_j + host_w * once.time_s, once.time_s),
+    )
 
 
 _NOTHING: Mapping[int, float] = {}
@@ -127,6 +228,7 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
         before.time_s + observation.time_s,
         before.recurrences + begins,
         before.samples + begins * max(observation.samples_per_epoch, 0),
+        before.host_energy_j + observation.host_energy_j,
     )
     fields: dict[str, Any] = {
         "observations": state.observations + 1,
@@ -136,14 +238,23 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
     }
     if observation.outcome is Outcome.CONVERGED:
         fields["newest_model"] = (*observation.order, observation.batch_size)
-    elif observation.outcome is Outcome.OUT_OF_MEMORY and not _has_run(state, observation):
-        arms = {*state.infeasible.get(key, ()), observation.batch_size}
-        fields["infeasible"] = {**state.infeasible, key: tuple(sorted(arms))}
+    elif observation.outcome is Outcome.OUT_OF_MEMORY:
+        fields["shortages"] = {**state.shortages, key: _short(state, observation)}
     return fields
 
 
+def _short(state: State, observation: Observation) -> tuple[Shortage, ...]:
+    """Return a GPU's shortages with one more."""
+    b, known = observation.batch_size, state.shortages.get(observation.gpu.key, ())
+    before = next((s for s in known if s.batch_size == b), None)
+    ran = _has_run(state, observation) if before is None else before.ran
+    times = 1 if before is None else before.recurrences + (before.last != observation.recurrence)
+    others = [s for s in known if s.batch_size != b]
+    return tuple(sorted([*others, Shortage(b, times, observation.recurrence, ran)], key=lambda s: s.batch_size))
+
+
 def _has_run(state: State, observation: Observation) -> bool:
-    """Return whether the batch size has trained on this GPU: then it ran out of memory for another reason.
+    """Return whether the batch size has trained on this GPU: then it may have run out of memory for another reason.
 
     Whether anything was measured does not matter: memory may run out before the first step.
     """
@@ -175,27 +286,52 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
         fields["default_epochs"] = state.default_epochs.add(observation.epochs, window=job.window)
     if observation.profile is not None and observation.profile.measurements:
         fields |= _profiled(job, state, observation.profile)
+    if observation.parts is not None:
+        fields |= _beside(job, state, observation)
     known = observation.batch_size in fields.get("sample_costs", state.sample_costs).get(gpu_key, _NOTHING)
     if not known and observation.epochs > 0:
         rate = state.rates.get(key, Rate())
+        beside = observation.parts.together if observation.parts is not None else NO_PART
         more = Rate(
-            rate.energy_j + observation.energy_j,
-            rate.time_s + observation.time_s,
+            rate.energy_j + max(observation.energy_j - beside.energy_j, 0.0),
+            rate.time_s + max(observation.time_s - beside.time_s, 0.0),
             rate.samples + observation.epochs * observation.samples_per_epoch,
         )
         fields["rates"] = {**state.rates, key: more}
-    too_large = state.infeasible.get(gpu_key)
-    if too_large and observation.converged and observation.batch_size >= too_large[0]:
-        beyond = tuple(b for b in too_large if b > observation.batch_size)
-        fields["infeasible"] = {**state.infeasible, gpu_key: beyond}
+    short = state.shortages.get(gpu_key)
+    if short and observation.converged and observation.batch_size >= short[0].batch_size:
+        beyond = tuple(s for s in short if s.batch_size > observation.batch_size)
+        fields["shortages"] = {**state.shortages, gpu_key: beyond}
+    return fields
+
+
+def _beside(job: Job, state: State, observation: Observation) -> dict[str, Any]:
+    """Return the fields that an attempt's parts change; those of one that broke off are not whole."""
+    key = (observation.batch_size, observation.gpu.key)
+    fields: dict[str, Any] = {}
+    if observation.limit_before_w is not None:
+        fields["limits_before_w"] = {**state.limits_before_w, observation.gpu.key: observation.limit_before_w}
+    if job.host_power_w is None and observation.host_energy_j and observation.time_s:
+        host = Part(1, observation.host_energy_j, observation.time_s)
+        fields["host"] = state.host.times(KEPT) + host
+    ended = observation.outcome not in (Outcome.FAILED, Outcome.OUT_OF_MEMORY)
+    if ended and observation.parts is not None and observation.parts.rest.count:
+        known = state.overheads.get(key, NOTHING).add(observation.parts)
+        fields["overheads"] = {**state.overheads, key: known}
     return fields
 
 
 def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
-    """Return the fields that a profile changes. A partial one is added to what is there; a complete one replaces."""
+    """Return the fields that a profile changes. A partial one is added to what is there; a complete one replaces.
+
+    One of a single limit comes from an attempt that might not tune: what is known of other limits stays.
+    """
     key = (new.batch_size, new.gpu.key)
     old = state.profiles.get(key)
-    if old is not None and not new.complete:
+    if old is not None and old.complete and new.complete and len(new.measurements) == 1 < len(old.measurements):
+        limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
+        new = replace(old, measurements=tuple(limits[w] for w in sorted(limits, reverse=True)))
+    elif old is not None and not new.complete:
         if old.complete:
             return {}
         limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
@@ -235,26 +371,41 @@ def lesson(job: Job, sample_costs: Mapping[str, Mapping[int, float]], observatio
         return None
     profiled = observation.profiling_time_s > 0
     per_sample = sample_costs.get(gpu.key, _NOTHING).get(batch_size) if profiled else None
+    cost_j, epoch_cost_j, beside_j = observed_cost(job, observation), None, 0.0
+    if per_sample is not None:
+        epoch_cost_j = per_sample * observation.samples_per_epoch
+        if observation.parts is not None and observation.profile is not None and observation.profile.measurements:
+            beside_j, epoch_cost_j = _beside_cost(job, observation, observation.profile)
     return Lesson(
         recurrence=observation.recurrence,
         batch_size=batch_size,
         epochs=job.max_epochs if outcome is Outcome.DIVERGED else observation.epochs,
         converged=converged,
-        cost_j=attempt_cost(
-            energy_j=observation.energy_j,
-            time_s=observation.time_s,
-            eta=job.objective_eta,
-            max_power_w=gpu.max_power_w,
-        ),
-        epoch_cost_j=None if per_sample is None else per_sample * observation.samples_per_epoch,
+        cost_j=cost_j,
+        beside_j=beside_j,
+        epoch_cost_j=epoch_cost_j,
         profiled=profiled,
         refused=observation.epochs_allowed == 0 and not converged,
         power_limit_w=observation.power_limit_w,
     )
 
 
-def _rate_cost(job: Job, rate: Rate, max_power_w: float) -> float | None:
-    cost = attempt_cost(energy_j=rate.energy_j, time_s=rate.time_s, eta=job.objective_eta, max_power_w=max_power_w)
+def _beside_cost(job: Job, observation: Observation, profile: PowerProfile) -> tuple[float, float]:
+    """Return what an attempt cost beside its steps, and what the steps of an epoch cost by its profile."""
+    assert observation.parts is not None
+    beside, rates = observation.parts.together, price(job, observation.gpu.max_power_w)
+    host_w = observation.host_energy_j / observation.time_s if observation.time_s else 0.0
+    epoch = epoch_at(profile, best_limit(job, profile), samples_per_epoch=observation.samples_per_epoch)
+    return (
+        rates.of(beside.energy_j + host_w * beside.time_s, beside.time_s),
+        rates.of(epoch.energy_j + host_w * epoch.time_s, epoch.time_s),
+    )
+
+
+def _rate_cost(job: Job, rate: Rate, max_power_w: float, host_w: float) -> float | None:
+    rates = price(job, max_power_w)
+    energy_j = rate.energy_j + host_w * rate.time_s
+    cost = attempt_cost(energy_j=energy_j, time_s=rate.time_s, eta=rates.eta, max_power_w=rates.max_power_w)
     return _positive(cost / rate.samples)
 
 

@@ -89,7 +89,9 @@ class _Look:
 
     def __init__(self, job: Job, belief: ZeusBelief, view: View) -> None:
         self.job, self.belief, self.view = job, belief, view
-        self.costs = {**view.translated, **view.epoch_costs}
+        known = view.costs
+        self.costs = {b: cost for b in job.batch_sizes if (cost := known.epoch(b)) is not None}
+        self.once = known.once
         self.converged = {b: r for b in view.arms if (r := self.runs(b)).converged and b in self.costs}
         self.best = min(self.converged, key=self.expected_j, default=None)
 
@@ -100,14 +102,18 @@ class _Look:
         return self.belief.arms.get(arm, _NO_RUNS)
 
     def expected_j(self, arm: int) -> float:
-        return self.runs(arm).epochs.mean * self.costs[arm]
+        return self.run_j(arm, self.runs(arm).epochs.mean)
+
+    def run_j(self, arm: int, epochs: float) -> float:
+        """Return what a run of so many epochs costs."""
+        return self.once.get(arm, 0.0) + epochs * self.costs[arm]
 
     def cut(self) -> Cut:
         """Return the stop at beta times the minimum cost of the window; an unconverged run is not part of it."""
         if self.job.window is None:
-            least = [r.least * self.costs[b] for b, r in self.converged.items() if r.least is not None]
+            least = [self.run_j(b, r.least) for b, r in self.converged.items() if r.least is not None]
         else:
-            least = [e * self.costs[b] for b, e, ok in self.belief.newest if ok and b in self.costs]
+            least = [self.run_j(b, e) for b, e, ok in self.belief.newest if ok and b in self.costs]
         return CostCut(self.job.beta * min(least)) if least else NoCut()
 
     def without_best(self) -> Choice:
@@ -194,7 +200,7 @@ class _Look:
     def posterior(self, arm: int) -> Belief:
         """Return the belief of an arm's mean cost (Algorithm 2), in joules on this GPU."""
         epochs, cost = self.runs(arm).epochs, self.costs[arm]
-        costs = Runs(epochs.count, epochs.mean * cost, epochs.squares * cost**2)
+        costs = Runs(epochs.count, self.expected_j(arm), epochs.squares * cost**2)
         return observe(costs, variance=learnt_variance(costs), prior=self.job.prior)
 
     def arms(self, draws: Mapping[int, float] | None = None) -> tuple[ArmBelief, ...]:
@@ -203,14 +209,16 @@ class _Look:
     def _arm(self, arm: int, drawn: float | None) -> ArmBelief:
         runs = self.runs(arm)
         if arm not in self.view.arms:
-            return ArmBelief(arm, self.count(arm), status="infeasible")
+            return ArmBelief(arm, runs.converged, status="infeasible")
         if arm not in self.converged:
-            status = "pruned" if runs.epochs.count >= ROUNDS else "untried"
-            return ArmBelief(arm, self.count(arm), status=status)
+            stopped = self.count(arm)
+            status = "pruned" if stopped >= ROUNDS else "stopped" if stopped else "untried"
+            return ArmBelief(arm, 0, status=status, stopped=stopped)
         belief = self.posterior(arm)
         spread = math.sqrt(belief.variance) / belief.mean if belief.mean > 0 else None
         noise = math.sqrt(learnt_variance(runs.epochs)) / runs.epochs.mean
-        return ArmBelief(arm, self.count(arm), belief.mean, spread, drawn, "known", noise=noise)
+        stopped = self.count(arm) - runs.converged
+        return ArmBelief(arm, runs.converged, belief.mean, spread, drawn, "known", noise=noise, stopped=stopped)
 
 
 _NO_RUNS = ArmRuns()
