@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.gate import Question
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile, Selector
+from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreError
 from zeus_flows.job import Target
 from zeus_flows.ledger.memory import MemoryLedger
@@ -31,7 +31,12 @@ class ScriptedTrainer:
         self.seen: list[tuple[Job, Decision, PowerProfile | None]] = []
 
     def train(
-        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        **_known: object,
     ) -> Observation:
         self.seen.append((job, decision, profile))
         outcome = self.outcomes.pop(0) if self.outcomes else Outcome.CONVERGED
@@ -108,12 +113,11 @@ def test_a_known_profile_reaches_the_trainer() -> None:
     assert [profile is not None for _, _, profile in trainer.seen] == [False, True]
 
 
-def test_where_energy_means_nothing_the_objective_is_time() -> None:
-    trainer = ScriptedTrainer(energy_source=EnergySource.NONE)
-    run(trainer)
-    (job, _, _) = trainer.seen[0]
-    assert job.selector is Selector.TIME
-    assert job.objective_eta == 0.0
+def test_memory_that_runs_out_leads_to_smaller_batch_sizes_each_tried_once() -> None:
+    trainer = ScriptedTrainer(Outcome.OUT_OF_MEMORY, Outcome.OUT_OF_MEMORY)
+    done = run(trainer)
+    assert [decision.batch_size for _, decision, _ in trainer.seen] == [64, 32]
+    assert not done.converged, "nothing smaller is left, so the recurrence has ended"
 
 
 class Asked:

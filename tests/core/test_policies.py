@@ -201,7 +201,37 @@ def test_a_batch_size_that_does_not_fit_one_gpu_may_fit_another(name: str) -> No
 
 def test_running_out_of_memory_once_does_not_condemn_a_batch_size_that_has_trained() -> None:
     history = [observation(1, 32, 10, profiled=True), observation(2, 32, 0, outcome=Outcome.OUT_OF_MEMORY)]
-    assert policy.fold(job(), history).infeasible == {}
+    state = policy.fold(job(), history)
+    assert state.too_large(V100.key, 3) is None
+
+
+def test_memory_that_runs_out_after_a_profile_retires_a_batch_size_and_larger_ones_after_two_recurrences() -> None:
+    short = {"outcome": Outcome.OUT_OF_MEMORY, "profiled": True}
+    history = [observation(1, 32, 10, profiled=True), observation(2, 64, 3, **short), observation(3, 64, 3, **short)]
+    state = policy.fold(job(), history)
+    assert state.too_large(V100.key, 4) == 64
+    assert state.too_large(P100.key, 4) is None
+    arms = policy.decide(job(), state, ask(4)).reason.arms
+    assert [a.batch_size for a in arms if a.status == "infeasible"] == [64, 128]
+
+
+def test_a_batch_size_that_was_retired_is_looked_at_again_only_rarely() -> None:
+    short = {"outcome": Outcome.OUT_OF_MEMORY, "profiled": True}
+    twice = [observation(n, 64, 3, **short) for n in (1, 2)]
+    state = policy.fold(job(), twice)
+    assert [state.too_large(V100.key, n) for n in (3, 51, 52)] == [64, 64, None]
+    again = policy.advance(job(), state, observation(52, 64, 3, **short))
+    assert [again.too_large(V100.key, n) for n in (53, 151, 152)] == [64, 64, None], "twice as long"
+    fits = policy.advance(job(), again, observation(152, 64, 3))
+    assert fits.too_large(V100.key, 153) is None
+
+
+def test_a_batch_size_that_ran_out_of_memory_is_not_tried_again_in_that_recurrence() -> None:
+    history = [observation(n, 64, 5, profiled=True) for n in range(1, 6)]
+    ran_out = observation(6, 64, 2, outcome=Outcome.OUT_OF_MEMORY)
+    state = policy.fold(job(default_batch_size=64), [*history, ran_out])
+    again = policy.decide(job(default_batch_size=64), state, ask(6, 2, tried=(64,), out_of_memory=(64,)))
+    assert again.batch_size < 64
 
 
 @EVERY_LEARNER

@@ -38,7 +38,12 @@ class BriefTrainer:
         self._outcomes, self._energy_j, self._between = list(outcomes), energy_j, between
 
     def train(
-        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        **_known: object,
     ) -> Observation:
         for epoch in (1, 2, 3):
             self._between(epoch)

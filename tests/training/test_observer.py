@@ -103,7 +103,7 @@ class Watching:
         self.gpu = gpus.gpu
         self._gpus = gpus
 
-    def train(self, job: object, decided: object, profile: object, report: object) -> Observation:
+    def train(self, job: object, decided: object, profile: object, report: object, **_: object) -> Observation:
         return attempt(self._gpus, 0.95, file=job_file(mode=Mode.OBSERVE), decided=decision(3))[0]
 
 

@@ -1,0 +1,128 @@
+"""Costs count whole epochs: on the emulated driver, where evaluation, start-up and checkpoints take time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.nvml_emulator import Emulator
+from tests.training.emulated_job import EmulatedJob, Training
+from zeus_flows.core.overheads import nearest
+from zeus_flows.core.power import run_at
+from zeus_flows.core.records import Observation
+
+Emulate = Callable[..., Emulator]
+
+# Steps alone favour a large batch; each epoch that it needs more pays for an evaluation too.
+EPOCHS = {64: 6, 128: 6, 256: 7, 512: 9, 1024: 14}
+TWICE = 80.0  # seconds of an evaluation: twice an epoch's steps with very large batches
+
+
+def settle(emulate: Emulate, folder: Path, training: Training, **changes: object) -> EmulatedJob:
+    emulator = emulate(NVMLEMU_CLOCK="virtual", NVMLEMU_UPDATE_MS="20")
+    return EmulatedJob(emulator, folder, training, **changes)
+
+
+def cheapest(training: Training) -> int:
+    return min(training.epochs, key=training.true_cost)
+
+
+@pytest.mark.parametrize("policy", ["thompson", "lookahead", "zeus"])
+@pytest.mark.parametrize("evaluation", [0.0, 20.0, TWICE])
+def test_the_batch_size_settled_on_is_the_cheapest_in_truth(
+    emulate: Emulate, tmp_path: Path, policy: str, evaluation: float
+) -> None:
+    training = Training(EPOCHS, evaluation=evaluation, start_s=20.0, compile_s=10.0, checkpoint_s=2.0)
+    job = settle(emulate, tmp_path, training, policy=policy)
+    newest = [done.attempts[-1][1].batch_size for done in job.recur(30)][-10:]
+    settled = max(newest, key=newest.count)  # `zeus` goes on drawing others now and then
+    assert training.true_cost(settled) <= 1.02 * training.true_cost(cheapest(training))
+
+
+def test_evaluation_shifts_which_batch_size_is_cheapest() -> None:
+    without, with_it = Training(EPOCHS), Training(EPOCHS, evaluation=TWICE)
+    assert cheapest(without) > cheapest(with_it)
+
+
+CADENCES = {
+    "every epoch": {},
+    "every third epoch": {"every": 3},
+    "every 8 steps": {"every_steps": 8},
+    "accumulated": {"accumulation": 4},
+    "accumulated, every 16 steps": {"accumulation": 4, "every_steps": 16},
+    "waiting for the host": {"busy": False},
+}
+
+
+@pytest.mark.parametrize("evaluation", [0.0, 10.0, TWICE])
+@pytest.mark.parametrize("cadence", CADENCES)
+def test_what_a_run_takes_is_predicted_given_its_epochs_and_evaluations(
+    emulate: Emulate, tmp_path: Path, cadence: str, evaluation: float
+) -> None:
+    scale = 0.25 if "steps" in cadence else 1.0
+    training = Training({64: 4, 256: 4}, evaluation=scale * evaluation, start_s=15.0, compile_s=8.0, checkpoint_s=3.0)
+    training = replace(training, **CADENCES[cadence])  # type: ignore[arg-type]
+    job = settle(emulate, tmp_path, training, policy="power")
+    runs = [attempt for done in job.recur(4) for attempt in done.attempts]
+    assert len(runs) == 4
+    for attempt, observed in runs[2:]:
+        assert observed.parts is not None
+        assert observed.parts.evaluations.count == training.evaluations(observed.batch_size, observed.epochs)
+        assert attempt.profile is not None
+        predicted = run_at(
+            attempt.profile,
+            nearest(attempt.profile, observed.power_limit_w or 0.0),
+            epochs=observed.epochs,
+            evaluations=observed.parts.evaluations.count,
+            samples_per_epoch=observed.samples_per_epoch,
+            overheads=attempt.overheads,
+        )
+        assert predicted.time_s == pytest.approx(observed.time_s, rel=0.02)
+        assert predicted.energy_j == pytest.approx(observed.energy_j, rel=0.02)
+
+
+@pytest.mark.parametrize("cadence", ["every 8 steps", "accumulated, every 16 steps"])
+def test_spans_of_profiling_are_free_of_evaluation(emulate: Emulate, tmp_path: Path, cadence: str) -> None:
+    def profiled(evaluation: float) -> Observation:
+        training = replace(Training({64: 4, 256: 4}, evaluation=evaluation), **CADENCES[cadence])  # type: ignore[arg-type]
+        return settle(emulate, tmp_path / str(evaluation), training, policy="power").recur(1)[0].attempts[0][1]
+
+    (tmp_path / "0.0").mkdir()
+    (tmp_path / "20.0").mkdir()
+    clean, loaded = profiled(0.0), profiled(20.0)
+    assert clean.profile is not None
+    assert loaded.profile is not None
+    assert clean.profile.complete
+    for at, other in zip(clean.profile.measurements, loaded.profile.measurements, strict=True):
+        assert other.samples_per_s == pytest.approx(at.samples_per_s, rel=0.01)
+        assert other.average_power_w == pytest.approx(at.average_power_w, rel=0.01)
+
+
+def test_the_parts_of_an_attempt_are_what_it_did(emulate: Emulate, tmp_path: Path) -> None:
+    training = Training({64: 4, 256: 4}, evaluation=10.0, start_s=15.0, compile_s=8.0, checkpoint_s=3.0, busy=False)
+    parts = settle(emulate, tmp_path, training, policy="power").recur(1)[0].attempts[0][1].parts
+    assert parts is not None
+    assert parts.once.time_s == pytest.approx(23.0, rel=0.02)
+    assert (parts.evaluations.count, parts.evaluations.time_s) == (4, pytest.approx(40.0, rel=0.02))
+    assert (parts.rest.count, parts.rest.time_s) == (4, pytest.approx(12.0, rel=0.02))
+
+
+def test_a_limit_that_is_best_for_whole_epochs_is_chosen(emulate: Emulate, tmp_path: Path) -> None:
+    """A long evaluation that waits for the host prices time: a limit that slows steps costs no more of it."""
+    waiting = Training({64: 4, 256: 4}, evaluation=TWICE, busy=False)
+    job = settle(emulate, tmp_path, waiting, policy="power")
+    last = job.recur(3)[-1].attempts[-1][1]
+    assert last.profile is not None
+
+    def true_cost(limit: float) -> float:
+        from tests.training.emulated_job import CHIP
+
+        seconds, watts = CHIP.epoch(waiting.load(256), limit)
+        return 0.5 * (seconds * watts + TWICE * CHIP.idle_w) + 0.5 * 250.0 * (seconds + TWICE)
+
+    best = min((m.power_limit_w for m in last.profile.measurements), key=true_cost)
+    assert last.power_limit_w is not None
+    assert true_cost(last.power_limit_w) <= 1.005 * true_cost(best)
