@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.gate import Question
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreError
 from zeus_flows.job import Target
@@ -36,7 +37,8 @@ class ScriptedTrainer:
         decision: Decision,
         profile: PowerProfile | None,
         report: Callable[[EpochReport], None],
-        **_known: object,
+        *,
+        overheads: Overheads = NOTHING,
     ) -> Observation:
         self.seen.append((job, decision, profile))
         outcome = self.outcomes.pop(0) if self.outcomes else Outcome.CONVERGED

@@ -205,9 +205,13 @@ def test_running_out_of_memory_once_does_not_condemn_a_batch_size_that_has_train
     assert state.too_large(V100.key, 3) is None
 
 
+def ran_out_of_memory(recurrence: int) -> Observation:
+    """Batch size 64, in an evaluation after its first epochs."""
+    return observation(recurrence, 64, 3, outcome=Outcome.OUT_OF_MEMORY, profiled=True)
+
+
 def test_memory_that_runs_out_after_a_profile_retires_a_batch_size_and_larger_ones_after_two_recurrences() -> None:
-    short = {"outcome": Outcome.OUT_OF_MEMORY, "profiled": True}
-    history = [observation(1, 32, 10, profiled=True), observation(2, 64, 3, **short), observation(3, 64, 3, **short)]
+    history = [observation(1, 32, 10, profiled=True), ran_out_of_memory(2), ran_out_of_memory(3)]
     state = policy.fold(job(), history)
     assert state.too_large(V100.key, 4) == 64
     assert state.too_large(P100.key, 4) is None
@@ -216,11 +220,10 @@ def test_memory_that_runs_out_after_a_profile_retires_a_batch_size_and_larger_on
 
 
 def test_a_batch_size_that_was_retired_is_looked_at_again_only_rarely() -> None:
-    short = {"outcome": Outcome.OUT_OF_MEMORY, "profiled": True}
-    twice = [observation(n, 64, 3, **short) for n in (1, 2)]
+    twice = [ran_out_of_memory(n) for n in (1, 2)]
     state = policy.fold(job(), twice)
     assert [state.too_large(V100.key, n) for n in (3, 51, 52)] == [64, 64, None]
-    again = policy.advance(job(), state, observation(52, 64, 3, **short))
+    again = policy.advance(job(), state, ran_out_of_memory(52))
     assert [again.too_large(V100.key, n) for n in (53, 151, 152)] == [64, 64, None], "twice as long"
     fits = policy.advance(job(), again, observation(152, 64, 3))
     assert fits.too_large(V100.key, 153) is None

@@ -15,6 +15,7 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  imported before chi
 import psycopg2  # type: ignore[import-untyped]  # noqa: F401
 
 from tests.builders import GPU, JOB, observation
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.job import Target
@@ -43,7 +44,8 @@ class BriefTrainer:
         decision: Decision,
         profile: PowerProfile | None,
         report: Callable[[EpochReport], None],
-        **_known: object,
+        *,
+        overheads: Overheads = NOTHING,
     ) -> Observation:
         for epoch in (1, 2, 3):
             self._between(epoch)

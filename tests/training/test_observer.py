@@ -12,7 +12,7 @@ from tests.builders import JOB, decision, observation
 from tests.training.rig import SAMPLES, attempt, fitted_gpu, job_file, v100
 from tests.training.test_profiling import heavy
 from zeus_flows.core.observer import tried_batch_sizes, would_have_saved
-from zeus_flows.core.records import EnergySource, LimitMeasurement, Mode, Observation, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, LimitMeasurement, Mode, Observation, PowerProfile
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.recurrence import LocalSteps, run_recurrence
@@ -103,8 +103,10 @@ class Watching:
         self.gpu = gpus.gpu
         self._gpus = gpus
 
-    def train(self, job: object, decided: object, profile: object, report: object, **_: object) -> Observation:
-        return attempt(self._gpus, 0.95, file=job_file(mode=Mode.OBSERVE), decided=decision(3))[0]
+    def train(
+        self, job: object, decision: Decision, profile: object, report: object, *, overheads: object = None
+    ) -> Observation:
+        return attempt(self._gpus, 0.95, file=job_file(mode=Mode.OBSERVE), decided=decision)[0]
 
 
 def test_an_observed_recurrence_says_what_tried_batch_sizes_would_have_cost() -> None:

@@ -35,6 +35,10 @@ class Device(Protocol):
     def energy_source(self) -> EnergySource:
         """Whether its joules are measured or simulated."""
 
+    @property
+    def has_power_limits(self) -> bool:
+        """Whether it knows power limits at all; if not, the limits it names are nominal and not to be shown."""
+
     def power_limit_range_w(self) -> tuple[float, float]:
         """Return the least and the greatest power limit it accepts."""
 

@@ -107,6 +107,8 @@ def _limits(device: NvmlDevice, state_dir: Path) -> Check:
     from zeus_flows.gpu.journal import Journal
 
     name = f"power limit of GPU {device.index}"
+    if not device.has_power_limits:
+        return Check(name, Status.OK, "none: the GPU does not support power limits", "jobs choose the batch size only")
     low, high = device.power_limit_range_w()
     found = (
         f"{device.power_limit_w():g} W set, {device.enforced_power_limit_w():g} W enforced, range {low:g}-{high:g} W"
@@ -150,6 +152,8 @@ def _permission(device: NvmlDevice, state_dir: Path, sliced: bool) -> Check:
     from zeus_flows.gpu.guard import ANOTHER_JOB, PowerGuard, journal_folder
 
     name = f"permission on GPU {device.index}"
+    if not device.has_power_limits:
+        return Check(name, Status.OK, "not asked: there is no power limit to set", "jobs measure only")
     if sliced:
         return Check(name, Status.WARN, "not tried: the GPU is cut into MIG slices", "no limits are set")
     why_not = PowerGuard([device], journal_folder(state_dir)).probe()

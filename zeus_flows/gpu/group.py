@@ -49,6 +49,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         why_not: What to tell the user where it will not.
         alone: Whether nobody else is known to use the GPUs; if not, spans are never complete.
         last_limit_w: The power limit, per GPU, as it was last read or set.
+        has_limits: Whether the GPUs know power limits at all; if not, those they name are nominal.
 
     Args:
         devices: The GPUs, in CUDA's order.
@@ -86,6 +87,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         self.can_set_limits = not why_not
         self.why_not = why_not
         self.alone = alone
+        self.has_limits = all(device.has_power_limits for device in devices)
         self.last_limit_w = max(high for _, high in ranges)
         self._meter = meter
         self._guard = guard

@@ -63,6 +63,15 @@ class NvmlDevice:
         self._total_at = byref(self._total)
         self._read_total = getattr(pynvml.nvmlLib, "nvmlDeviceGetTotalEnergyConsumption", None)
 
+    @property
+    def has_power_limits(self) -> bool:
+        """Whether it knows power limits at all."""
+        try:
+            self._call("tell its power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        except NotSupported:
+            return False
+        return True
+
     def power_limit_range_w(self) -> tuple[float, float]:
         """Return the least and the greatest power limit it accepts; one nominal limit where it cannot be limited."""
         try:

@@ -201,6 +201,7 @@ class SimulatedDevice:
     """One simulated GPU. Its limit dies with the process; several share one clock. Not thread-safe."""
 
     energy_source = EnergySource.SIMULATED
+    has_power_limits = True
 
     def __init__(self, kind: str, clock: VirtualClock, *, index: int = 0) -> None:
         if kind not in CHIPS:

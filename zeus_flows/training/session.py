@@ -393,8 +393,9 @@ class Session:
                 return
             self._checkpoints.reported = loop.epoch
         metric = loop.reported if loop.reported is not None and math.isfinite(loop.reported) else None
+        limit_w = tuner.limit_w if self._gpus.has_limits else None
         self._report(
-            EpochReport(loop.epoch, books.energy_j, books.time_s, tuner.limit_w, metric, metric_name=self.target.metric)
+            EpochReport(loop.epoch, books.energy_j, books.time_s, limit_w, metric, metric_name=self.target.metric)
         )
 
     # -- books -------------------------------------------------------------------------------------------------
@@ -420,7 +421,7 @@ class Session:
             gpu=self._gpus.gpu,
             energy_source=self._gpus.energy_source,
             samples_per_epoch=self._loop.total,
-            power_limit_w=tuner.settled_w,
+            power_limit_w=tuner.settled_w if self._gpus.has_limits else None,
             profile=tuner.profile,
             profiling_energy_j=min(books.profiling_energy_j, books.energy_j),
             profiling_time_s=min(books.profiling_time_s, books.time_s),
@@ -433,7 +434,7 @@ class Session:
             parts=books.parts,
             host_energy_j=books.host_energy_j,
             mode=self._job.mode,
-            limit_before_w=tuner.before_w,
+            limit_before_w=tuner.before_w if self._gpus.has_limits else None,
             control=self._decision.control,
             curve=self._curve.points,
         )
