@@ -76,6 +76,41 @@ class FittedWork:
         """Take no time: what is tested with it is training."""
 
 
+class DisturbedWork(FittedWork):
+    """The same, but for a while a limit is faster or slower than it ought to be.
+
+    Args:
+        limit_w: The limit.
+        speed: By how much its speed is off.
+        times: How many times the limit is disturbed when it is set.
+    """
+
+    def __init__(
+        self, device: SimulatedDevice, clock: VirtualClock, load: Load, *, limit_w: float, speed: float, times: float
+    ) -> None:
+        super().__init__(device, clock, load)
+        self._of_w, self._speed, self._times = limit_w, speed, times
+        self.set_w: list[float] = []
+
+    def ran(self, samples: int) -> None:
+        limit_w = self._device.power_limit_w()
+        if self.set_w[-1:] != [limit_w]:
+            self.set_w.append(limit_w)
+        disturbed = limit_w == self._of_w and self.set_w.count(limit_w) <= self._times
+        assert self.samples_per_epoch is not None
+        seconds = self._device.seconds_for(samples / self.samples_per_epoch) / (1 + disturbed * self._speed)
+        self._device.work(seconds)
+        self._clock.advance(seconds)
+
+
+def disturbed_gpu(kind: str, load: Load, *, limit_w: float, speed: float, times: float = 1) -> tuple[Gpus, list[float]]:
+    """Return a simulated GPU on which one limit reads wrong, and the limits as they are set."""
+    clock = VirtualClock()
+    device = SimulatedDevice(kind, clock)
+    work = DisturbedWork(device, clock, load, limit_w=limit_w, speed=speed, times=times)
+    return group_of_simulated([device], clock, work=work), work.set_w  # type: ignore[arg-type]
+
+
 def fitted_gpu(kind: str, load: Load) -> Gpus:
     """Return a simulated GPU that carries a measured job."""
     assert kind in CHIPS

@@ -2,103 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.builders import decision
-from tests.conftest import SHARED
-from tests.training.rig import LIMITS, SAMPLES, Loader, attempt, fitted_gpu, job_file, v100
-from zeus_flows.core.power import best_limit, cost_per_sample, may_win
-from zeus_flows.core.records import Gpu, Job, LimitMeasurement, PowerProfile, Selector
-from zeus_flows.gpu.group import candidate_limits
+from tests.training.rig import LIMITS, SAMPLES, Loader, attempt, disturbed_gpu, fitted_gpu, job_file, v100
+from zeus_flows.core.records import PowerProfile
 from zeus_flows.gpu.simulated import CHIPS, Load
+from zeus_flows.training.profiler import PowerProfiler
 from zeus_flows.training.session import Session
-
-FITS = SHARED / "gpu_model"
-
-
-def fitted_jobs() -> list[tuple[str, Load]]:
-    if not FITS.exists():
-        pytest.skip("the fitted GPU models are not beside this checkout")
-    return [
-        (kind, Load(job["T0"], job["Pd"], job["u"], job["b"]))
-        for kind in ("v100", "p100")
-        for job in json.loads((FITS / f"fit_{kind}.json").read_text())["jobs"]
-    ]
-
-
-def profile_of(kind: str, load: Load, noise: float = 0.0, rng: np.random.Generator | None = None) -> PowerProfile:
-    measurements = []
-    for limit in candidate_limits(*CHIPS[kind].limits_w):
-        seconds, watts = CHIPS[kind].epoch(load, limit)
-        power, speed = (1 + noise * rng.standard_normal(2)) if rng is not None else (1.0, 1.0)
-        measurements.append(LimitMeasurement(limit, watts * power, 1000 / seconds * speed))
-    return PowerProfile(64, Gpu(kind, 1, CHIPS[kind].limits_w[1]), tuple(measurements))
-
-
-def measured_down_to_the_first_loser(job: Job, full: PowerProfile) -> PowerProfile:
-    kept: tuple[LimitMeasurement, ...] = ()
-    for m in full.measurements:
-        if not may_win(job, replace(full, measurements=kept), m.power_limit_w):
-            break
-        kept += (m,)
-    return replace(full, measurements=kept)
-
-
-OBJECTIVES = [(Selector.COST, eta) for eta in (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)] + [
-    (Selector.ENERGY, 0.5),
-    (Selector.TIME, 0.5),
-    (Selector.MAX_SLOWDOWN, 0.5),
-]
-
-
-@pytest.mark.parametrize(("selector", "eta"), OBJECTIVES)
-def test_leaving_out_losers_never_misses_the_best_limit_of_a_fitted_job(selector: Selector, eta: float) -> None:
-    job = Job("nightly", (64,), 64, 1, eta=eta, selector=selector)
-    jobs = fitted_jobs()
-    assert len(jobs) == 113
-    for kind, load in jobs:
-        full = profile_of(kind, load)
-        assert best_limit(job, measured_down_to_the_first_loser(job, full)) == best_limit(job, full)
-
-
-@pytest.mark.parametrize(("selector", "eta"), OBJECTIVES)
-def test_leaving_out_losers_never_misses_the_best_limit_of_a_published_trace(selector: Selector, eta: float) -> None:
-    job = Job("nightly", (64,), 64, 1, eta=eta, selector=selector)
-    for kind in ("v100", "p100"):
-        path = SHARED / "traces" / f"summary_power_{kind}.csv"
-        if not path.exists():
-            pytest.skip("the published traces are not beside this checkout")
-        rows = list(csv.DictReader(path.open()))
-        names = sorted({(r["dataset"], r["network"], r["optimizer"], r["batch_size"]) for r in rows})
-        for name in names:
-            mine = [r for r in rows if (r["dataset"], r["network"], r["optimizer"], r["batch_size"]) == name]
-            mine.sort(key=lambda r: -float(r["power_limit"]))
-            measurements = tuple(
-                LimitMeasurement(float(r["power_limit"]), float(r["average_power"]), 1e4 / float(r["time_per_epoch"]))
-                for r in mine
-            )
-            full = PowerProfile(64, Gpu(kind, 1, 250.0), measurements)
-            chosen = best_limit(job, measured_down_to_the_first_loser(job, full))
-            missed = cost_per_sample(job, full, chosen) / cost_per_sample(job, full, best_limit(job, full)) - 1
-            assert missed == 0, (kind, name, missed)
-
-
-def test_with_noisy_readings_leaving_out_losers_costs_nothing() -> None:
-    rng, job = np.random.default_rng(1), Job("nightly", (64,), 64, 1)
-    losses = []
-    for kind, load in fitted_jobs() * 5:
-        noisy, true = profile_of(kind, load, 0.01, rng), profile_of(kind, load)
-        costs = {m.power_limit_w: cost_per_sample(job, true, m) for m in true.measurements}
-        chosen = best_limit(job, measured_down_to_the_first_loser(job, noisy)).power_limit_w
-        losses.append(costs[chosen] / costs[best_limit(job, noisy).power_limit_w] - 1)
-    assert max(losses) == 0
 
 
 def heavy() -> Load:
@@ -241,3 +157,91 @@ def test_real_gpus_name_their_versions(emulate: Any) -> None:
         "nvml", workload=None, batch_size=1, samples_per_epoch=None, state_dir=Path("/nonexistent"), visible=None
     ) as gpus:
         assert _made_with(gpus).startswith("torch 2, driver ")
+
+
+def reading(profile: PowerProfile | None, limit_w: float) -> float:
+    assert profile is not None
+    return next(m.samples_per_s for m in profile.measurements if m.power_limit_w == limit_w)
+
+
+def true_speed(limit_w: float) -> float:
+    return SAMPLES / CHIPS["v100"].epoch(heavy(), limit_w)[0]
+
+
+@pytest.mark.parametrize("times", [1, math.inf])
+def test_a_limit_that_is_slow_while_it_is_measured_does_not_hide_the_best_one_below_it(times: float) -> None:
+    gpus, _ = disturbed_gpu("v100", heavy(), limit_w=150.0, speed=-0.12, times=times)
+    observed, _ = attempt(gpus, 0.95, file=job_file(eta=1.0))
+    undisturbed, _ = attempt(fitted_gpu("v100", heavy()), 0.95, file=job_file(eta=1.0))
+    assert observed.power_limit_w == undisturbed.power_limit_w == 125.0
+
+
+def test_a_limit_that_was_fast_while_it_was_measured_is_measured_again_and_not_chosen() -> None:
+    gpus, set_w = disturbed_gpu("v100", heavy(), limit_w=175.0, speed=0.12)
+    observed, _ = attempt(gpus, 0.95, file=job_file(eta=1.0))
+    assert tuple(set_w) == (*LIMITS, 175.0, 125.0)
+    assert reading(observed.profile, 175.0) == pytest.approx(true_speed(175.0), rel=1e-3)
+    assert observed.power_limit_w == 125.0
+
+
+def test_limits_that_only_a_wrong_reading_ruled_out_are_measured_after_it_was_taken_again() -> None:
+    gpus, set_w = disturbed_gpu("v100", heavy(), limit_w=225.0, speed=0.12)
+    observed, _ = attempt(gpus, 0.95)
+    undisturbed, _ = attempt(fitted_gpu("v100", heavy()), 0.95)
+    assert set_w == [250.0, 225.0, 200.0, 175.0, 150.0, 225.0, 125.0, 200.0]
+    assert observed.power_limit_w == undisturbed.power_limit_w == 200.0
+    assert observed.profile is not None
+    assert undisturbed.profile is not None
+    assert len(observed.profile.measurements) == len(undisturbed.profile.measurements)
+
+
+def test_a_limit_that_stays_odd_is_measured_twice_and_in_no_later_recurrence() -> None:
+    gpus, set_w = disturbed_gpu("v100", heavy(), limit_w=175.0, speed=0.12, times=math.inf)
+    first, _ = attempt(gpus, 0.95, file=job_file(eta=1.0))
+    assert tuple(set_w) == (*LIMITS, 175.0)
+    once, _ = attempt(disturbed_gpu("v100", heavy(), limit_w=175.0, speed=0.12)[0], 0.95, file=job_file(eta=1.0))
+    assert first.profiling_time_s == pytest.approx(once.profiling_time_s, rel=0.02)
+    gpus, _ = disturbed_gpu("v100", heavy(), limit_w=175.0, speed=0.12, times=math.inf)
+    second, _ = attempt(gpus, 0.95, file=job_file(eta=1.0), known=first.profile)
+    assert second.profiling_time_s == 0
+    assert second.profile == first.profile
+
+
+def test_where_every_limit_is_asked_for_none_is_measured_again() -> None:
+    gpus, set_w = disturbed_gpu("v100", heavy(), limit_w=175.0, speed=0.12)
+    file = job_file(eta=1.0, power_limit={"profile_all_limits": True})
+    observed, _ = attempt(gpus, 0.95, file=file)
+    assert tuple(set_w) == (*LIMITS, 175.0)
+    assert observed.power_limit_w == 175.0
+    assert reading(observed.profile, 175.0) == pytest.approx(1.12 * true_speed(175.0), rel=1e-3)
+
+
+def test_the_first_reading_serves_until_the_second_is_done() -> None:
+    gpus, set_w = disturbed_gpu("v100", heavy(), limit_w=175.0, speed=0.12)
+    gpus.samples_per_epoch = SAMPLES
+    job = job_file(eta=1.0).core()
+    profiler = PowerProfiler(
+        gpus, job=job, batch_size=64, limits_w=LIMITS, known=None, profile_s=5.0, warmup_s=1.0, least_s=1.0
+    )
+    profiler.begin()
+    while set_w.count(175.0) < 2:
+        gpus.ran(64)
+        profiler.ran(64)
+    profiler.end()
+    assert profiler.active
+    assert profiler.profile is not None
+    assert profiler.profile.complete
+    assert reading(profiler.profile, 175.0) == pytest.approx(1.12 * true_speed(175.0), rel=1e-3)
+
+
+def test_measuring_anew_forgets_limits_that_cannot_win_any_more() -> None:
+    for_energy, _ = attempt(fitted_gpu("v100", heavy()), 0.95, file=job_file(eta=1.0), made_with="torch 1")
+    assert for_energy.profile is not None
+    assert tuple(m.power_limit_w for m in for_energy.profile.measurements) == LIMITS
+    for_time, _ = attempt(
+        fitted_gpu("v100", heavy()), 0.95, file=job_file(eta=0.0), known=for_energy.profile, made_with="torch 2"
+    )
+    assert for_time.profile is not None
+    assert for_time.profile.stale_w == ()
+    left = tuple(m.power_limit_w for m in for_time.profile.measurements)
+    assert left == LIMITS[: len(left)] != LIMITS

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from zeus_flows.core.cost import price
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Job, LimitMeasurement, Part, PowerProfile, Selector
 from zeus_flows.errors import MeasurementError
-
-#: A limit must be slower and dearer than the best by these shares before the ones below it are given up: far more
-#: than five measured seconds err by. None of the published power traces has its best limit below such a one.
-SLOWER, DEARER = 0.15, 0.02
 
 
 def cost_per_sample(job: Job, profile: PowerProfile, measurement: LimitMeasurement, *, host_w: float = 0.0) -> float:
@@ -91,31 +86,3 @@ def epoch_cost(job: Job, profile: PowerProfile, *, samples_per_epoch: float, ove
     epoch = epoch_at(profile, at, samples_per_epoch=samples_per_epoch, overheads=overheads)
     rates = price(job, profile.gpu.max_power_w)
     return rates.of(epoch.energy_j + overheads.host_w * epoch.time_s, epoch.time_s)
-
-
-def may_win(job: Job, profile: PowerProfile, limit_w: float) -> bool:
-    """Return whether a limit can still be the best one, by what was measured above it.
-
-    Going down, speed falls and cost has one valley: power saved first, then time lost to static power. So once a
-    limit is both slower and dearer than the best by margins, every lower one is further up that slope.
-
-    >>> from zeus_flows.core.records import Gpu
-    >>> job = Job("nightly", batch_sizes=(64,), default_batch_size=64, max_epochs=1)
-    >>> measured = (LimitMeasurement(250, 240, 100), LimitMeasurement(225, 220, 99), LimitMeasurement(200, 200, 85))
-    >>> may_win(job, PowerProfile(64, Gpu("V100", 1, 250.0), measured[:2]), 200)
-    True
-    >>> may_win(job, PowerProfile(64, Gpu("V100", 1, 250.0), measured), 175)
-    False
-    """
-    above = tuple(m for m in profile.measurements if m.power_limit_w > limit_w)
-    if not above:
-        return True
-    lowest = min(above, key=lambda m: m.power_limit_w)
-    if job.selector is Selector.MAX_SLOWDOWN:
-        fastest = max(m.samples_per_s for m in above)
-        if lowest.samples_per_s * job.slowdown * (1 + SLOWER) < fastest:
-            return False
-    best = best_limit(job, replace(profile, measurements=above))
-    slower = lowest.samples_per_s * (1 + SLOWER) < best.samples_per_s
-    dearer = cost_per_sample(job, profile, lowest) > (1 + DEARER) * cost_per_sample(job, profile, best)
-    return not (slower and dearer)

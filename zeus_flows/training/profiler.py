@@ -2,7 +2,8 @@
 
 The profiler is told of every step. Going down from the greatest limit, it discards a warm-up at each, then measures a
 span of whole steps. A span that an epoch ends too early goes on in the next epoch, and one that training ends too
-early goes on in the next recurrence, so that epochs of one step finish a profile too.
+early goes on in the next recurrence, so that epochs of one step finish a profile too. Last, a limit whose reading does
+not fit the others is measured once more: the second reading takes the place of the first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zeus_flows.core.power import may_win
-from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile
+from zeus_flows.core.limit_search import odd_limit, worth_measuring
+from zeus_flows.core.power import cost_per_sample
+from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile, Selector
 from zeus_flows.errors import DeviceError, DeviceLost, MeasurementError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import Mark
@@ -52,7 +54,7 @@ class PowerProfiler:
         made_with: Versions the measurements depend on; what was made with others is measured again.
         least_s: What a span must have to be believed.
         always_w: Limits to measure whether or not they can win.
-        skip_losers: Leave out limits that cannot win any more.
+        skip_losers: Leave out limits that cannot win any more, and measure an odd one again.
 
     Attributes:
         samples_per_epoch: How long an epoch is; 0 while that is not known.
@@ -92,6 +94,8 @@ class PowerProfiler:
         self._pending = 0
         self._rate = self._not_before_s = 0.0
         self._limit_w: float | None = None
+        self._of_this_attempt: set[float] = set()
+        self._may_read_again, self._second_reading = skip_losers, False
         self.samples_per_epoch = 0
         self.broken = ""
         self.energy_j = 0.0
@@ -106,7 +110,7 @@ class PowerProfiler:
     @property
     def profile(self) -> PowerProfile | None:
         """What is known now, complete or not; None where nothing is."""
-        complete = self._usable or self._limit_w is None
+        complete = self._usable or self._limit_w is None or self._second_reading
         kept = dict(self._found)
         if not complete:
             kept |= self._begun
@@ -184,8 +188,13 @@ class PowerProfiler:
         return span_s if self._slice.settled else min(self._warmup_s, OF_A_SPAN * span_s)
 
     def _move_on(self) -> None:
-        """Take the next limit that is worth measuring, and what was measured of it before."""
-        self._limit_w = next((limit for limit in self._wanted if self._wants(limit)), None)
+        """Take the next limit that is worth measuring, and what was measured of it before; last, an odd one again."""
+        next_w = next((limit for limit in self._wanted if self._wants(limit)), None)
+        self._give_up_stale(above_w=next_w)
+        odd_w = self._odd() if next_w is None else None
+        self._limit_w, self._second_reading = (odd_w if next_w is None else next_w), odd_w is not None
+        if self._second_reading:
+            self._may_read_again = False
         self._slice = _Slice(settled=self._warmup_s <= 0)
         if self._limit_w is not None and (begun := self._begun.pop(self._limit_w, None)) is not None:
             assert begun.begun_s is not None
@@ -195,16 +204,34 @@ class PowerProfiler:
             )
 
     def _wants(self, limit_w: float) -> bool:
+        """Whether a limit has no measurement that counts, and is worth one."""
         if limit_w in self._found and limit_w not in self._stale:
             return False
-        fresh = tuple(m for m in self._found.values() if m.power_limit_w not in self._stale)
-        if limit_w in self._always or may_win(
-            self._job, PowerProfile(self._batch_size, self._gpus.gpu, fresh), limit_w
-        ):
+        if limit_w in self._always:
             return True
-        self._stale.discard(limit_w)
-        self._found.pop(limit_w, None)
-        return False
+        slowdown = self._job.slowdown if self._job.selector is Selector.MAX_SLOWDOWN else None
+        return worth_measuring(limit_w, self._fresh, cost_of=self._cost_of, max_slowdown=slowdown)
+
+    def _give_up_stale(self, *, above_w: float | None) -> None:
+        """Forget what is stale above the next limit to measure, all of it where there is none: it cannot win."""
+        for limit in [w for w in self._stale if above_w is None or w > above_w]:
+            self._stale.remove(limit)
+            del self._found[limit]
+
+    def _odd(self) -> float | None:
+        """Return the limit to measure once more; None: there is none, or one was already.
+
+        Only this attempt's readings are taken again: one that stays odd would be taken in every recurrence else.
+        """
+        odd_w = odd_limit(self._fresh, cost_of=self._cost_of) if self._may_read_again else None
+        return odd_w if odd_w in self._of_this_attempt else None
+
+    @property
+    def _fresh(self) -> tuple[LimitMeasurement, ...]:
+        return tuple(m for limit, m in self._found.items() if limit not in self._stale)
+
+    def _cost_of(self, measurement: LimitMeasurement) -> float:
+        return cost_per_sample(self._job, PowerProfile(self._batch_size, self._gpus.gpu, ()), measurement)
 
     def _open(self) -> None:
         """Begin a span at the limit that is next, if there is one."""
@@ -251,6 +278,7 @@ class PowerProfiler:
             return
         self._found[self._limit_w] = measurement
         self._stale.discard(self._limit_w)
+        self._of_this_attempt.add(self._limit_w)
         self._move_on()
 
     def _measured(self, limit_w: float, *, begun: bool = False) -> LimitMeasurement | None:
