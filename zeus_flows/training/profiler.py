@@ -231,7 +231,8 @@ class PowerProfiler:
         return tuple(m for limit, m in self._found.items() if limit not in self._stale)
 
     def _cost_of(self, measurement: LimitMeasurement) -> float:
-        return cost_per_sample(self._job, PowerProfile(self._batch_size, self._gpus.gpu, ()), measurement)
+        profile = PowerProfile(self._batch_size, self._gpus.gpu, ())
+        return cost_per_sample(self._job, profile, measurement, host_w=self._job.host_power_w or 0.0)
 
     def _open(self) -> None:
         """Begin a span at the limit that is next, if there is one."""

@@ -102,6 +102,8 @@ class Session:
         self._job, self._decision, self._gpus = job, decision, gpus
         self._stops_at_target = job_file.stop_at_target
         self._report, self._checkpoints = report, checkpoints
+        if job.host_power_w and not overheads.host_w:
+            overheads = replace(overheads, host_w=job.host_power_w)
         known = checkpoints.profile if checkpoints is not None and checkpoints.profile is not None else known_profile
         self._tuner = LimitTuner(
             gpus,
