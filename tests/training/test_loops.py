@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,11 +87,11 @@ def test_a_loader_without_a_length_works_and_its_first_epoch_tells(gpus: Gpus) -
 
 
 def test_a_loader_without_a_length_costs_what_one_with_a_length_costs(tmp_path: Path) -> None:
-    def run(loader: object) -> Observation:
+    def run(loader: Any) -> Observation:
         with v100(tmp_path) as gpus:
             session = session_on(gpus, max_epochs=3, mode="off")
             for _ in session.epochs():
-                for _batch in session.steps(loader):  # type: ignore[call-overload]
+                for _batch in session.steps(loader):
                     pass
                 session.report_metric(0.1)
             return session.observation()
