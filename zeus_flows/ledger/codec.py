@@ -73,12 +73,12 @@ def load_observation(text: str) -> Observation:
 
 def is_same_decision(standing: str, text: str) -> bool:
     """Return whether a stored decision, of whatever schema, is the one that `dump_decision` made a text of."""
-    return standing == text or dump_decision(load_decision(standing)) == text
+    return standing == text or _again(standing, load_decision, dump_decision) == text
 
 
 def is_same_observation(standing: str, text: str) -> bool:
     """Return whether a stored observation, of whatever schema, is the one that `dump_observation` made a text of."""
-    return standing == text or dump_observation(load_observation(standing)) == text
+    return standing == text or _again(standing, load_observation, dump_observation) == text
 
 
 def fits_tag(value: str) -> str:
@@ -269,6 +269,14 @@ def _load(what: str, text: str, read: Callable[[dict[str, Any], int], R]) -> R:
         f"a stored {what} has schema {schema}, and this version of zeus_flows reads those up to {SCHEMA}: "
         f"install the version that wrote it, or a newer one"
     )
+
+
+def _again(text: str, load: Callable[[str], R], dump: Callable[[R], str]) -> str | None:
+    """Return a stored text as it would be written now; None where it cannot be read."""
+    try:
+        return dump(load(text))
+    except StoreError:
+        return None
 
 
 def _text(plain: Mapping[str, Any]) -> str:

@@ -39,10 +39,14 @@ class Structure:
         job: Whose they are; its name is the experiment's.
         store: MLflow, as bounded calls.
         energy_source: What the job's joules are, which its drift windows are about.
+        comparable: What the fingerprint is made of, in words, by name; empty where nobody said.
     """
 
-    def __init__(self, job: Job, store: Store, energy_source: EnergySource) -> None:
+    def __init__(
+        self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
+    ) -> None:
         self._job, self._store, self._energy_source = job, store, energy_source
+        self._comparable = {name: shortened(value) for name, value in (comparable or {}).items()}
         self._experiment_id: str | None = None
         self._root: tuple[str, str] | None = None
         self._window: Window | None = None
@@ -75,13 +79,6 @@ class Structure:
         newest = max(known)
         claims = Page().read(self._store.params(known[newest])).claims
         return max(claims, default=newest * pages.SIZE)
-
-    def window(self) -> Window:
-        """Return the drift window that recurrences belong to now, opening one where comparability ended."""
-        window = self._current_window()
-        while not self._is_mine(window):
-            window, _ = self._open_comparable(window)
-        return window
 
     def open_window(self, opened_by: str, *, evidence: str, counts_from: int) -> Window:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
@@ -124,29 +121,6 @@ class Structure:
         mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
         return all(window.tags.get(name) == value for name, value in mine.items())
 
-    def _open_comparable(self, current: Window) -> tuple[Window, bool]:
-        """Open a window for what is no longer comparable; one that was about the same before is taken up again."""
-        first = max(self.last_recurrence(), 1)
-        counts_from = max(current.counts_from, snapshot.covers(current.tags) + 1)  # others may be under way since then
-        mine = {"fingerprint": self._job.fingerprint, "energy_source": self._energy_source.value}
-        were = {name: current.tags.get(f"zf.{name}", "") for name in mine}
-        evidence = "; ".join(
-            f"{name.replace('_', ' ')} {were[name]} became {mine[name]}" for name in mine if were[name] != mine[name]
-        )
-        about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
-        earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
-        if earlier is None or "zf.counts_from" not in earlier.data.params:
-            return self._open_after(current, "fingerprint", evidence=evidence, first=first, counts_from=counts_from)
-        known = read_window(earlier)
-        return self._open_after(
-            current,
-            "fingerprint",
-            evidence=evidence,
-            first=first,
-            counts_from=known.counts_from,
-            kept=snapshot_of(known),
-        )
-
     def _open_after(
         self,
         current: Window,
@@ -155,7 +129,7 @@ class Structure:
         evidence: str,
         first: int,
         counts_from: int,
-        kept: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> tuple[Window, bool]:
         """Open the window after `current`; return the one that stands, and whether it is the one opened here.
 
@@ -165,10 +139,10 @@ class Structure:
             evidence: For that, as a sentence.
             first: Its first recurrence.
             counts_from: The first recurrence that counts for decisions.
-            kept: Tags of a snapshot that is still of use.
+            tags: What else it says: a snapshot that is still of use, what was set aside.
         """
         candidate = self._create_window(
-            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, kept=kept
+            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
         )
         reached("after-create-window")
         self._store.log(current.run_id, tags={"zf.ended_by": opened_by, "zf.evidence": fits_tag(evidence)})
@@ -183,7 +157,7 @@ class Structure:
         return window, winner == candidate
 
     def _create_window(
-        self, *, number: int, opened_by: str, first: int, counts_from: int, kept: Mapping[str, str] | None = None
+        self, *, number: int, opened_by: str, first: int, counts_from: int, tags: Mapping[str, str] | None = None
     ) -> str:
         run_id = self._store.create_run(
             self.experiment_id,
@@ -192,13 +166,18 @@ class Structure:
                 "zf.kind": "drift-window",
                 "zf.fingerprint": self._job.fingerprint,
                 "zf.energy_source": self._energy_source.value,
-                **(kept or {}),
+                **self._in_words(),
+                **(tags or {}),
             },
         )
         params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}
         texts = {name: str(value) for name, value in params.items()}
         self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
         return run_id
+
+    def _in_words(self) -> dict[str, str]:
+        """Return the tag that says what a window's recurrences share."""
+        return {"zf.comparable": fits_tag(json.dumps(self._comparable, ensure_ascii=False))} if self._comparable else {}
 
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
         """Return the ledger's experiment and the run that is its root; None where there is none and none is made."""
@@ -268,6 +247,11 @@ def read_window(run: Run) -> Window:
         counts_from=int(params["zf.counts_from"]),
         tags=dict(run.data.tags),
     )
+
+
+def shortened(words: str) -> str:
+    """Return words of at most 300 characters, visibly."""
+    return words if len(words) <= 300 else words[:299] + "…"
 
 
 def snapshot_of(window: Window) -> dict[str, str]:
