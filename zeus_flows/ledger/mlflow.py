@@ -37,11 +37,12 @@ from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observatio
 from zeus_flows.core.windows import Boundary, beliefs, best_arm
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.ledger import charts, codec, pages
+from zeus_flows.ledger.attempts import OpenAttempt
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, Ledger
-from zeus_flows.ledger.reader import OpenAttempt, Reader
+from zeus_flows.ledger.reader import Reader
 from zeus_flows.ledger.store import Store
 from zeus_flows.ledger.structure import snapshot_of
 

@@ -6,26 +6,24 @@ snapshot. None of that grows with the history. `zeus_flows.ledger.mlflow` has wh
 
 from __future__ import annotations
 
-import json
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from mlflow.entities import Run
 
 from zeus_flows.core import policy
-from zeus_flows.core.codec import from_plain
-from zeus_flows.core.records import Decision, EnergySource, Gap, InFlight, Job, Observation, jsonable
+from zeus_flows.core.records import EnergySource, Gap, InFlight, Job, Observation
 from zeus_flows.core.windows import Boundary, boundary
-from zeus_flows.errors import StoreError
-from zeus_flows.ledger import codec, pages, snapshot
+from zeus_flows.ledger import pages, set_aside, snapshot
+from zeus_flows.ledger.attempts import Attempts, OpenAttempt
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import History, SetAside
+from zeus_flows.ledger.set_aside import Change
 from zeus_flows.ledger.store import Store
-from zeus_flows.ledger.structure import Structure, Window, read_window, shortened, snapshot_of
+from zeus_flows.ledger.structure import Window, read_window, snapshot_of
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +34,6 @@ _WORTH_SAYING: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAttempt:
-    """An attempt that has a decision and no observation, and what its holder last said."""
-
-    run_id: str
-    decision: Decision
-    lease: str
-
-
-@dataclass(frozen=True, slots=True)
 class Learnt:
     """The state after a recurrence, and the boundary that it makes, if any."""
 
@@ -52,8 +41,8 @@ class Learnt:
     boundary: Boundary | None
 
 
-class Reader(Structure):
-    """Folds a job's history; keeps what it has read of closed attempts.
+class Reader(Attempts):
+    """Folds a job's history.
 
     Args:
         job: Whose history.
@@ -71,8 +60,6 @@ class Reader(Structure):
         self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(job, store, energy_source, comparable)
-        self._closed: dict[str, Observation | None] = {}  # None: its run is gone
-        self._last_start_ms: int | None = None
         self.waits_for_refold = True
         self.is_outdated = False
 
@@ -90,7 +77,7 @@ class Reader(Structure):
             state,
             tuple(InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in decisions),
             under_way=tuple(sorted(r for r in page.claims if r not in page.ended and r >= window.counts_from)),
-            set_aside=_read_set_aside(window.tags),
+            set_aside=set_aside.read_set_aside(window.tags),
         )
 
     def unfinished(self) -> tuple[tuple[OpenAttempt, ...], Page]:
@@ -128,7 +115,9 @@ class Reader(Structure):
         if self._find_root(make=False) is None:
             return True, 0
         state, _, _ = self._fold(self._look(), keep=False, outdated=False)
-        folded = policy.fold(self._job, self.observations(), self.gaps())
+        window, page = self._read_all()
+        after = window.counts_from - 1 if window else 0
+        folded = policy.fold(self._job, self._counting(page, after=after), self._gaps(page, after=after))
         return policy.to_json(state) == policy.to_json(folded), folded.observations
 
     # -- folding -----------------------------------------------------------------------------------------------------
@@ -230,7 +219,9 @@ class Reader(Structure):
         """
         fresh = Page().read(self._store.params(self._pages[number]))
         page.add(fresh)
-        still_open += self._read_attempts(self._worth_reading(fresh, window, after=upto))
+        newest = max(fresh.attempts) if fresh.attempts and self._last_start_ms is None else None
+        timed = [] if newest is None else [fresh.attempts[newest]]
+        still_open += self._read_attempts(self._worth_reading(fresh, window, after=upto), timed=timed)
         covered = page.closed_upto(upto, {attempt.decision.recurrence for attempt in still_open})
         return covered, self._advanced(state, page, after=upto, upto=covered)
 
@@ -247,18 +238,6 @@ class Reader(Structure):
         self._store.log(window.run_id, tags=tags)
         self._window = replace(window, tags={**window.tags, **tags})
 
-    def _advanced(self, state: policy.State, page: Page, *, after: int, upto: int | None = None) -> policy.State:
-        """Return the state after the observations and gaps behind a recurrence, in the fold's order."""
-        events: list[tuple[tuple[int, int], Observation | Gap]]
-        events = [(o.order, o) for o in self._counting(page, after=after, upto=upto)]
-        events += [((gap.recurrence, 0), gap) for gap in self._gaps(page, after=after, upto=upto)]
-        for _, event in sorted(events, key=lambda item: item[0]):
-            if isinstance(event, Gap):
-                state = policy.pass_over(self._job, state, event)
-            else:
-                state = policy.advance(self._job, state, event)
-        return state
-
     def _read_all(self) -> tuple[Window | None, Page]:
         """Return the current window, and all pages as one, after reading every attempt that may count."""
         if self._find_root(make=False) is None:
@@ -268,76 +247,13 @@ class Reader(Structure):
         return window, page
 
     def _worth_reading(self, page: Page, window: Window, *, after: int) -> list[str]:
-        """Return the attempts that a fold must read: those that may count or are open, and the newest for its time."""
-        newest = max(page.attempts, default=None)
+        """Return the attempts that a fold must read: those that may count or are open."""
         wanted = {
             run_id: None
-            for (r, m), run_id in sorted(page.attempts.items())
-            if (r > after and (r >= window.counts_from or r not in page.ended))
-            or ((r, m) == newest and self._last_start_ms is None)
+            for (r, _), run_id in sorted(page.attempts.items())
+            if r > after and (r >= window.counts_from or r not in page.ended)
         }
         return list(wanted)
-
-    def _counting(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Observation, ...]:
-        """Return the observations after a recurrence that are comparable with this job's, in the fold's order."""
-        first = max(after + 1, self._current_window().counts_from)
-        mine = (self._job.fingerprint, self._energy_source)
-        read = (
-            self._closed.get(run_id)
-            for (r, _), run_id in page.attempts.items()
-            if r >= first and (upto is None or r <= upto)
-        )
-        counting = (o for o in read if o is not None and (o.fingerprint, o.energy_source) == mine)
-        return tuple(sorted(counting, key=lambda o: o.order))
-
-    def _gaps(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Gap, ...]:
-        """Return the recurrences after one that have ended with nothing that counts, ascending.
-
-        A page does not say whose recurrence was skipped. Those from the first one on that counts are taken to be this
-        fingerprint's: others lie among them only where it changed to and fro, or changed just now.
-        """
-        first = max(after + 1, self._current_window().counts_from)
-        found = {r: gap for r, gap in page.gaps.items() if r >= first and (upto is None or r <= upto)}
-        if not found:
-            return ()
-        counting = {o.recurrence for o in self._counting(page, after=after, upto=upto)}
-        unread = {r for (r, _), run_id in page.attempts.items() if run_id not in self._closed}  # it may yet count
-        return tuple(gap for r, gap in sorted(found.items()) if gap.skipped or r not in counting | unread)
-
-    def _read_attempts(self, run_ids: Iterable[str]) -> tuple[OpenAttempt, ...]:
-        """Read those attempts that are not known to be closed; return those that are open."""
-        wanted = [run_id for run_id in run_ids if run_id not in self._closed]
-        found = self._store.runs(self.experiment_id, wanted) if wanted else {}
-        still_open = []
-        for run_id in wanted:
-            run = found.get(run_id)
-            params = run.data.params if run is not None else {}
-            if run is not None:
-                self._last_start_ms = max(self._last_start_ms or 0, int(run.info.start_time))
-            try:
-                if "zf.observation" in params:
-                    self._closed[run_id] = codec.load_observation(params["zf.observation"])
-                elif run is not None and "zf.decision" in params:
-                    decision = codec.load_decision(params["zf.decision"])
-                    still_open.append(OpenAttempt(run_id, decision, run.data.tags.get("zf.lease", "")))
-                else:
-                    log.warning("run %s of %s is gone; what it observed no longer counts", run_id, self._job.name)
-                    self._closed[run_id] = None
-            except StoreError as error:
-                raise StoreError(f"run {run_id} of {self._job.name}: {error}") from None
-        return tuple(still_open)
-
-    def _next_start_ms(self, at_s: float | None = None) -> int:
-        """Return when the next run starts: now, and never before the newest attempt."""
-        return max(int((time.time() if at_s is None else at_s) * 1000), self._newest_start_ms() + 1)
-
-    def _newest_start_ms(self) -> int:
-        """Return when the newest attempt started, by the clock of whoever decided it; 0 where there is none."""
-        if self._last_start_ms is None:
-            known = self._page_ids()
-            page = Page().read(self._store.params(known[max(known)])) if known else Page()
-            self._read_attempts(page.attempts[newest] for newest in sorted(page.attempts)[-1:])
-        return self._last_start_ms or 0
 
     def unended_runs(self, *, most: int) -> Sequence[Run]:
         """Return the newest runs of this ledger that look as if something were running."""
@@ -373,7 +289,9 @@ class Reader(Structure):
         window = self._current_window()
         while not self._is_mine(window):
             window, _ = self._open_comparable(window)
-        if (words := self._in_words()) and "zf.comparable" not in window.tags:  # an earlier version opened it
+        if (words := set_aside.write_words(self._comparable)) and not set_aside.read_words(
+            window.tags
+        ):  # an earlier version opened it
             self._store.log(window.run_id, tags=words)
             self._window = window = replace(window, tags={**window.tags, **words})
         return window
@@ -391,14 +309,14 @@ class Reader(Structure):
         counts_from = max(current.counts_from, snapshot.covers(current.tags) + 1)  # others may be under way since then
         about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
         earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
-        tags = {} if found is None else {"zf.set_aside": json.dumps(jsonable(found), ensure_ascii=False)}
+        tags = set_aside.write_set_aside(found)
         if earlier is not None and "zf.counts_from" in earlier.data.params:
             known = read_window(earlier)
             counts_from, tags = known.counts_from, tags | snapshot_of(known)
         opened, mine = self._open_after(
             current,
             "fingerprint",
-            evidence="; ".join(f"{name} {was} became {now}" for name, was, now in self._changes(current)),
+            evidence="; ".join(f"{c.name} {c.was} became {c.now}" for c in self._changes(current)),
             first=max(self.last_recurrence(), 1),
             counts_from=counts_from,
             tags=tags,
@@ -421,26 +339,12 @@ class Reader(Structure):
         theirs = (current.tags.get("zf.fingerprint"), current.tags.get("zf.energy_source"))
         read = (self._closed.get(run_id) for run_id in since.values())
         observations += sum(o is not None and (o.fingerprint, o.energy_source.value) == theirs for o in read)
-        changes = [
-            f"the {name} changed from {was} to {now}"
-            + (" (target, metric, optimizer, learning-rate rule or version)" if name == "fingerprint" else "")
-            for name, was, now in self._changes(current)
-        ]
-        return SetAside(observations, " and ".join(changes)[:1000]) if observations else None
+        return SetAside(observations, set_aside.why(self._changes(current))) if observations else None
 
-    def _changes(self, current: Window) -> list[tuple[str, str, str]]:
-        """Return what is not as a window's recurrences had it: its name, what it was and what it is."""
-        tags, changes = current.tags, list[tuple[str, str, str]]()
-        if (was := tags.get("zf.fingerprint", "")) != self._job.fingerprint:
-            words = _read_words(tags)
-            changes = [
-                (name.replace("_", " "), words.get(name, "nothing"), self._comparable.get(name, "nothing"))
-                for name in sorted(words.keys() | self._comparable.keys())
-                if words and self._comparable and words.get(name) != self._comparable.get(name)
-            ] or [("fingerprint", was[:8], self._job.fingerprint[:8])]
-        if (was := tags.get("zf.energy_source", "")) != self._energy_source.value:
-            changes.append(("energy source", was, self._energy_source.value))
-        return changes
+    def _changes(self, current: Window) -> tuple[Change, ...]:
+        """Return what is not as a window's recurrences had it."""
+        fingerprint, source = self._job.fingerprint, self._energy_source.value
+        return set_aside.changes(current.tags, fingerprint=fingerprint, energy_source=source, words=self._comparable)
 
     def _learnt(self, recurrence: int, observations: Sequence[Observation]) -> Learnt | None:
         """Return what a recurrence has taught, and whether that ends its drift window; None where it ends late.
@@ -478,19 +382,3 @@ class Reader(Structure):
         page = self._read_page_of(recurrence)
         runs = (*page.attempts_of(recurrence).values(), *filter(None, [page.gates.get(recurrence)]))
         return str(self._store.run(runs[0]).data.tags.get("zf.drift_window", window.run_id)) if runs else window.run_id
-
-
-def _read_words(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return what a window says that its recurrences share; nothing where it does not say."""
-    try:
-        return {str(name): shortened(str(value)) for name, value in json.loads(tags["zf.comparable"]).items()}
-    except (AttributeError, KeyError, ValueError):
-        return {}
-
-
-def _read_set_aside(tags: Mapping[str, str]) -> SetAside | None:
-    """Return what stopped counting when a window began; None where nothing did, or that is not why it began."""
-    try:
-        return from_plain(SetAside, json.loads(tags["zf.set_aside"]))
-    except (KeyError, TypeError, ValueError):
-        return None

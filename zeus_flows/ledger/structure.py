@@ -18,6 +18,7 @@ from zeus_flows.ledger import pages, snapshot
 from zeus_flows.ledger.codec import fits_tag
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
+from zeus_flows.ledger.set_aside import shortened, write_words
 from zeus_flows.ledger.store import Store
 
 
@@ -46,7 +47,7 @@ class Structure:
         self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
     ) -> None:
         self._job, self._store, self._energy_source = job, store, energy_source
-        self._comparable = {name: shortened(value) for name, value in (comparable or {}).items()}
+        self._comparable = shortened(comparable or {})
         self._experiment_id: str | None = None
         self._root: tuple[str, str] | None = None
         self._window: Window | None = None
@@ -166,7 +167,7 @@ class Structure:
                 "zf.kind": "drift-window",
                 "zf.fingerprint": self._job.fingerprint,
                 "zf.energy_source": self._energy_source.value,
-                **self._in_words(),
+                **write_words(self._comparable),
                 **(tags or {}),
             },
         )
@@ -174,10 +175,6 @@ class Structure:
         texts = {name: str(value) for name, value in params.items()}
         self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
         return run_id
-
-    def _in_words(self) -> dict[str, str]:
-        """Return the tag that says what a window's recurrences share."""
-        return {"zf.comparable": fits_tag(json.dumps(self._comparable, ensure_ascii=False))} if self._comparable else {}
 
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
         """Return the ledger's experiment and the run that is its root; None where there is none and none is made."""
@@ -247,11 +244,6 @@ def read_window(run: Run) -> Window:
         counts_from=int(params["zf.counts_from"]),
         tags=dict(run.data.tags),
     )
-
-
-def shortened(words: str) -> str:
-    """Return words of at most 300 characters, visibly."""
-    return words if len(words) <= 300 else words[:299] + "…"
 
 
 def snapshot_of(window: Window) -> dict[str, str]:

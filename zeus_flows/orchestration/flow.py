@@ -58,7 +58,11 @@ class RecurrenceFailed(TargetNeverReached):
 
 
 def page_of(url: object) -> str:
-    """Return the flow run's page; an ephemeral server has none, and Prefect says `None/runs/...`."""
+    """Return a flow run's page; empty where there is none: of an ephemeral server Prefect says `None/runs/...`.
+
+    >>> page_of("http://127.0.0.1:4200/runs/flow-run/1"), page_of("None/runs/flow-run/1"), page_of(None)
+    ('http://127.0.0.1:4200/runs/flow-run/1', '', '')
+    """
     return str(url) if str(url).startswith(("http://", "https://")) else ""
 
 
