@@ -12,7 +12,7 @@ from _pytest.mark import ParameterSet
 
 from tests.builders import JOB, decision, gate_check, observation
 from zeus_flows.core import policy
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.records import EnergySource, Gap, Job
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
 from zeus_flows.ledger.memory import MemoryLedger, MemoryStore
 from zeus_flows.ledger.protocol import EpochReport, Ledger
@@ -165,8 +165,47 @@ def test_a_gate_that_skips_a_recurrence_ends_it_and_adds_nothing_to_the_history(
     assert again.history().in_flight == ()
     assert again.history().state.newest_model == (1, 1, 64)
     again.observed(again.decided(decision(3), {}), observation(3))  # the one that was not skipped goes on
-    assert open_ledger().history().state == policy.fold(JOB, [observation(1), observation(3)])
+    gap = Gap(2, skipped=True, time_s=2.0)
+    assert open_ledger().gaps() == (gap,)
+    assert open_ledger().history().state == policy.fold(JOB, [observation(1), observation(3)], [gap])
     assert open_ledger().begin() == 4
+
+
+def test_the_fold_passes_over_skipped_recurrences_in_their_place(
+    open_ledger: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+
+    def pass_over(job: Job, state: policy.State, gap: Gap) -> policy.State:
+        heard.append(gap.recurrence)
+        return replace(state, samples_per_epoch=state.observations)  # what had been folded before
+
+    monkeypatch.setattr(policy, "pass_over", pass_over)
+    ledger = open_ledger()
+    for number in (1, 2):
+        ledger.begin()
+        if number == 1:
+            ledger.observed(ledger.decided(decision(1), {}), observation(1))
+            ledger.ended(1, [observation(1)])
+        else:
+            ledger.gated(ledger.asked(2, {}), gate_check(2, skips=True))
+    assert ledger.history().state.samples_per_epoch == 1
+    heard.clear()
+    assert open_ledger().history().state.samples_per_epoch == 1
+    assert heard == [2]
+
+
+def test_recurrences_are_under_way_from_their_beginning_to_their_end(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    assert ledger.history().under_way == ()
+    for _ in range(3):
+        ledger.begin()
+    assert open_ledger().history().under_way == (1, 2, 3)
+    ledger.observed(ledger.decided(decision(2), {}), observation(2))
+    assert open_ledger().history().under_way == (1, 2, 3), "it may be tried again"
+    ledger.ended(2, [observation(2)])
+    ledger.gated(ledger.asked(1, {}), gate_check(1, skips=True))
+    assert open_ledger().history().under_way == (3,)
 
 
 def test_what_a_gate_found_can_be_written_twice(open_ledger: Open) -> None:

@@ -13,11 +13,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tests.builders import JOB, decision, observation
+from tests.builders import GPU, JOB, decision, observation
+from tests.ledger.test_codec import OBSERVATIONS
 from zeus_flows.core import policy
-from zeus_flows.core.records import EnergySource, Job
-from zeus_flows.errors import AlreadyDecided, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile
+from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger import pages, snapshot, store
+from zeus_flows.ledger.codec import load_observation
 from zeus_flows.ledger.mlflow import MlflowLedger
 from zeus_flows.ledger.open import open_direct
 from zeus_flows.ledger.store import Store
@@ -135,6 +137,40 @@ def test_a_run_that_was_deleted_for_good_stops_nobody(open_ledger: Open, sqlite_
     record(ledger)
     assert [o.recurrence for o in open_ledger().observations()] == [2]
     assert open_ledger().verify() == (True, 1)
+
+
+def test_a_record_that_cannot_be_read_names_its_run_and_a_reset_leaves_it_behind(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    attempt = ledger.decided(decision(ledger.begin()), {})
+    ledger._store.set_once(attempt, "zf.observation", '{"schema":2,"broken')
+    ledger.close(1)
+    with pytest.raises(StoreError, match=rf"^run {attempt} of nightly: .* `zeus-flows reset`"):
+        open_ledger().history()
+    with pytest.raises(AlreadyObserved):
+        ledger.observed(attempt, observation(1))
+    open_ledger().reset()
+    assert record(open_ledger()) == 2
+    assert open_ledger().verify() == (True, 1)
+
+
+def test_an_observation_of_schema_1_that_is_delivered_again_is_the_same(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    attempt = ledger.decided(decision(ledger.begin()), {})
+    old = OBSERVATIONS["complete profile"]
+    ledger._store.set_once(attempt, "zf.observation", old)
+    ledger.observed(attempt, load_observation(old))
+    assert open_ledger().observations() == (load_observation(old),)
+    with pytest.raises(AlreadyObserved):
+        ledger.observed(attempt, replace(load_observation(old), epochs=6))
+
+
+def test_whoever_wrote_an_observation_reads_it_as_everybody_else_does(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    rows = (LimitMeasurement(250.0, 200.123456789, 100.0),)
+    seen = observation(1, profile=PowerProfile(64, GPU, rows))
+    ledger.observed(ledger.decided(decision(ledger.begin()), {}), seen)
+    assert ledger.observations() == open_ledger().observations()
+    assert ledger.history().state == open_ledger().history().state
 
 
 # -- windows ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.builders import JOB, decision, observation
 from zeus_flows.core import policy
-from zeus_flows.core.records import EnergySource, Observation
+from zeus_flows.core.records import EnergySource, Gap, Observation
 from zeus_flows.errors import AlreadyObserved, DeclaredDead, StoreError
 from zeus_flows.ledger import janitor
 from zeus_flows.ledger.janitor import sweep
@@ -44,6 +44,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.dead: set[int] = set()
         self.buried: set[tuple[int, int]] = set()
         self.ended: set[int] = set()
+        self.closed_dead: set[int] = set()
 
     @property
     def flying(self) -> list[tuple[int, int]]:
@@ -113,6 +114,7 @@ class LedgerMachine(RuleBasedStateMachine):
             with pytest.raises(AlreadyObserved):
                 self.processes[order[0]].observed(self.attempts[order], observation(*order))
         self.buried |= buried
+        self.closed_dead |= self.dead - self.ended
         self.ended |= self.dead
         left = {f.recurrence for f in self.reader.history().in_flight}
         assert not left & self.dead, "the next recurrence explores on"
@@ -124,7 +126,13 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_state_is_the_fold_of_what_was_acknowledged(self) -> None:
         history = self.reader.history()
-        assert history.state == policy.fold(JOB, self.acknowledged.values())
+        gaps = [Gap(r, skipped=False) for r in self.closed_dead - {r for r, _ in self.acknowledged}]
+        assert history.state == policy.fold(JOB, self.acknowledged.values(), gaps)
+        assert history.under_way == tuple(sorted(self.processes.keys() - self.ended))
+        if self._sweep_up:
+            assert sorted(self.reader.gaps(), key=lambda gap: gap.recurrence) == sorted(
+                gaps, key=lambda gap: gap.recurrence
+            )
         assert sorted((f.recurrence, f.attempt) for f in history.in_flight) == self.flying
 
     def teardown(self) -> None:

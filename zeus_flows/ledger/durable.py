@@ -22,7 +22,7 @@ from typing import Any, Final
 from zeus_flows.core import policy
 from zeus_flows.core.codec import from_plain
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, Job, Observation, jsonable
+from zeus_flows.core.records import Decision, Gap, Job, Observation, jsonable
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger import codec
 from zeus_flows.ledger.janitor import Buried, sweep
@@ -53,7 +53,8 @@ class DurableLedger:
 
     Args:
         job: Whose ledger this is.
-        open_ledger: Opens the MLflow side on a store; called for the deciding and for the delivering thread.
+        open_ledger: Opens the MLflow side on a store; called for the deciding and for the delivering thread, and for
+            one that folds the history anew where an earlier version wrote its snapshot.
         tracking_uri: Where.
         outbox: Where writes go first.
         holder: Who this is to other processes.
@@ -73,6 +74,10 @@ class DurableLedger:
         self._ledger = open_ledger(self._store)
         self._deliveries = Store(tracking_uri)
         self._delivering = open_ledger(self._deliveries)
+        self._ledger.waits_for_refold = False
+        self._open_ledger, self._tracking_uri = open_ledger, tracking_uri
+        self._refolding: threading.Thread | None = None
+        self._refolded_in = 0  # which recurrence of this process
         self._key = self._ledger.key
         self._refused: dict[int, StoreError] = {}
         self._begun = 0
@@ -118,7 +123,9 @@ class DurableLedger:
         if not self.degraded:
             try:
                 with self._deciding():
-                    return self._ledger.history()
+                    found = self._ledger.history()
+                self._refold()
+                return found
             except StoreUnavailable as error:
                 self._degrade(error)
         return History(policy.initial(self._job), degraded=True)
@@ -212,6 +219,10 @@ class DurableLedger:
         """Return every observation that was delivered and counts."""
         return self._ledger.observations()
 
+    def gaps(self) -> tuple[Gap, ...]:
+        """Return every recurrence that the fold passes over and whose end was delivered."""
+        return self._ledger.gaps()
+
     def close(self, *, flush_s: float = 5.0) -> None:
         """Stop delivering, after a last while to deliver what is left; the rest is left to the next recurrence."""
         give_up, tries = time.monotonic() + flush_s, self._tries
@@ -223,10 +234,31 @@ class DurableLedger:
             time.sleep(0.02)
         self._stop.set()
         self._work.set()
+        if self._refolding is not None:
+            self._refolding.join(timeout=1)  # it keeps what it has folded
         self._thread.join(timeout=10)
         if not self._thread.is_alive():  # else it may yet deliver: the items stay its own as long as this process
             self._outbox.release(self._key, token=self._holder.token)
             self._outbox.close()
+
+    # -- a snapshot of an earlier version -------------------------------------------------------------------------
+
+    def _refold(self) -> None:
+        """Begin to fold the history anew where an earlier version wrote its snapshot, once in a recurrence."""
+        if self._refolded_in == self._begun or not self._ledger.is_outdated:
+            return
+        if self._refolding is not None and self._refolding.is_alive():
+            return
+        self._refolded_in = self._begun
+        self._refolding = threading.Thread(target=self._refold_all, name="zeus-flows-refold", daemon=True)
+        self._refolding.start()
+
+    def _refold_all(self) -> None:
+        try:
+            self._open_ledger(Store(self._tracking_uri)).refold(self._stop.is_set)
+        except Exception as error:  # decisions do without
+            what = error if isinstance(error, StoreError) else type(error).__name__
+            log.warning("%s; the next recurrence goes on folding the history anew", what)
 
     # -- the outbox ----------------------------------------------------------------------------------------------
 

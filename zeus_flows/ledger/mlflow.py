@@ -37,11 +37,12 @@ from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observatio
 from zeus_flows.core.windows import Boundary, beliefs, best_arm
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.ledger import charts, codec, pages
+from zeus_flows.ledger.attempts import OpenAttempt
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
 from zeus_flows.ledger.protocol import EpochReport, Ledger
-from zeus_flows.ledger.reader import OpenAttempt, Reader
+from zeus_flows.ledger.reader import Reader
 from zeus_flows.ledger.store import Store
 from zeus_flows.ledger.structure import snapshot_of
 
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 #: The fingerprint of an observation that says its attempt died: comparable with nothing, so it never counts.
 DEAD: Final = "declared dead"
+#: What a context may hold that an attempt's run has as a param.
+_PARAMS: Final = frozenset({"zf.learning_rate"})
 
 
 class MlflowLedger(Reader):
@@ -59,11 +62,22 @@ class MlflowLedger(Reader):
         store: MLflow, as bounded calls.
         energy_source: Only observations of this source are folded.
         holder: Who this is to other processes; this process by default.
+        comparable: What the fingerprint is made of, in words, by name, such as `target` and `accuracy >= 0.9`: so that
+            it can be said what has changed where it changes.
     """
 
-    def __init__(self, job: Job, store: Store, energy_source: EnergySource, *, holder: Holder | None = None) -> None:
-        super().__init__(job, store, energy_source)
+    def __init__(
+        self,
+        job: Job,
+        store: Store,
+        energy_source: EnergySource,
+        *,
+        holder: Holder | None = None,
+        comparable: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(job, store, energy_source, comparable)
         self._holder = holder or this_process()
+        self._in_joules = not job.in_seconds and energy_source is not EnergySource.NONE
 
     # -- recurrences and decisions -----------------------------------------------------------------------------------
 
@@ -105,7 +119,7 @@ class MlflowLedger(Reader):
             "zf.recurrence": str(recurrence),
             **self._comparable_tags(),
             "zf.lease": self._holder.dump(),
-            **context,
+            **_said(context),
         }
         run_id = self._store.create_run(
             self.experiment_id,
@@ -135,7 +149,7 @@ class MlflowLedger(Reader):
         reached("after-gate")
         self._store.end(check_id)
         if check.skips:
-            self.close(number, "skipped")
+            self.close(number, pages.skipped(time_s=check.time_s))
             reached("after-skip")
 
     def decided(
@@ -167,13 +181,14 @@ class MlflowLedger(Reader):
         self._last_start_ms = start_ms
         reached("after-create-run")
         params = {"zf.batch_size": str(decision.batch_size), "zf.seed": str(decision.seed), "zf.decision": text}
+        params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
         self._store.log(run_id, params=params)
         reached("after-log-decision")
         standing = self._store.set_once(page, pages.attempt(decision.recurrence, decision.attempt), run_id)
         reached("after-link-decision")
         if standing != run_id:
             self._store.delete(run_id)
-            if self._store.params(standing).get("zf.decision") != text:
+            if not codec.is_same_decision(self._store.params(standing).get("zf.decision", ""), text):
                 raise AlreadyDecided(f"{self._name(decision)} has a decision already")
             run_id = standing
         if decision.recurrence in Page().read(self._store.params(page)).ended:
@@ -209,17 +224,17 @@ class MlflowLedger(Reader):
 
     def epoch(self, attempt_id: str, report: EpochReport) -> None:
         """Write what one epoch brought, at step = epoch."""
-        shown = charts.metrics(charts.of_epoch(report), step=report.epoch, at_s=report.wall_s)
+        shown = charts.metrics(charts.of_epoch(report, joules=self._in_joules), step=report.epoch, at_s=report.wall_s)
         self._store.log(attempt_id, metrics=shown)
 
     def observed(self, attempt_id: str, observation: Observation, *, at_s: float | None = None) -> None:
         """Write an attempt's outcome; the first one stands."""
         text = codec.dump_observation(observation)
         reached("before-observation")
-        if self._store.set_once(attempt_id, "zf.observation", text) != text:
+        if not codec.is_same_observation(self._store.set_once(attempt_id, "zf.observation", text), text):
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
         reached("after-observation")
-        self._closed[attempt_id] = observation
+        self._closed[attempt_id] = codec.load_observation(text)  # as everybody else will read it
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
         tags = {"zf.outcome": observation.outcome.value, "zf.detail": codec.fits_tag(observation.detail)}
         self._store.log(attempt_id, metrics=shown, tags=tags)
@@ -228,7 +243,7 @@ class MlflowLedger(Reader):
         reached("after-terminate")
 
     def ended(
-        self, recurrence: int, observations: Sequence[Observation], *, at_s: float | None = None, how: str = "ended"
+        self, recurrence: int, observations: Sequence[Observation], *, at_s: float | None = None, how: str = pages.ENDED
     ) -> None:
         """Close a recurrence, after writing its point of the drift window's series and the boundary it may make.
 
@@ -246,7 +261,7 @@ class MlflowLedger(Reader):
         self.close(recurrence, how)
         reached("after-end")
 
-    def close(self, recurrence: int, how: str = "ended") -> None:
+    def close(self, recurrence: int, how: str = pages.ENDED) -> None:
         """Say that nothing will be added to a recurrence."""
         self._store.set_once(self._page(pages.number_of(recurrence)), pages.end(recurrence), how)
 
@@ -254,7 +269,7 @@ class MlflowLedger(Reader):
         """Close a recurrence whose holder is dead, with what it had observed; end its gate's run, had it one."""
         page = self._read_page_of(recurrence)
         self._read_attempts(page.attempts_of(recurrence).values())
-        self.ended(recurrence, self._counting(page, after=recurrence - 1, upto=recurrence), how="dead")
+        self.ended(recurrence, self._counting(page, after=recurrence - 1, upto=recurrence), how=pages.DEAD)
         if recurrence in page.gates:
             self._store.end(page.gates[recurrence], "KILLED")
 
@@ -275,7 +290,7 @@ class MlflowLedger(Reader):
             evidence=found.text,
             first=recurrence + 1,
             counts_from=window.counts_from,
-            kept=snapshot_of(window),
+            tags=snapshot_of(window),
         )
 
     # -- names -------------------------------------------------------------------------------------------------------
@@ -294,7 +309,7 @@ class MlflowLedger(Reader):
             "zf.reason": decision.reason.text,
             "zf.explores": str(decision.explores).lower(),
             "zf.degraded": str(decision.degraded).lower(),
-            **context,
+            **{name: value for name, value in _said(context).items() if name not in _PARAMS},
         }
 
     def _belief_tags(self, state: policy.State) -> dict[str, str]:
@@ -311,6 +326,11 @@ class MlflowLedger(Reader):
             "zf.energy_source": self._energy_source.value,
             "zf.drift_window": self.window().run_id,
         }
+
+
+def _said(context: Mapping[str, str]) -> dict[str, str]:
+    """Return those words of a context that say something."""
+    return {name: value for name, value in context.items() if value}
 
 
 def _pause_s(tries: int) -> float:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from zeus_flows.core.records import Gap
+
 #: Recurrences on one page. A run with thousands of params is slow to read.
 SIZE: Final = 100
 
 _NAME: Final = re.compile(r"zf\.(?P<kind>[rgae])\.(?P<recurrence>\d+)(?:\.(?P<attempt>\d+))?")
+_SKIPPED: Final = re.compile(r"skipped(?: (?P<time>[\d.e+-]+) s)?(?: (?P<energy>[\d.e+-]+) J)?")
+
+#: How a recurrence ended: what its `zf.e.<n>` says. One that was skipped says what asking took.
+ENDED: Final = "ended"
+DEAD: Final = "dead"
 
 
 @dataclass(slots=True)
@@ -22,12 +30,14 @@ class Page:
         gates: Recurrence -> the run of its drift gate.
         attempts: (recurrence, attempt) -> its run.
         ended: Recurrences to which nothing will be added.
+        gaps: Those of them that were skipped or declared dead.
     """
 
     claims: dict[int, str] = field(default_factory=dict)
     attempts: dict[tuple[int, int], str] = field(default_factory=dict)
     gates: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    gaps: dict[int, Gap] = field(default_factory=dict)
 
     def read(self, params: Mapping[str, str]) -> Page:
         """Add a page's params to what is known; return self."""
@@ -39,6 +49,8 @@ class Page:
                 self.claims[recurrence] = value
             elif match["kind"] == "e":
                 self.ended.add(recurrence)
+                if gap := _gap(recurrence, value):
+                    self.gaps[recurrence] = gap
             elif match["kind"] == "g":
                 self.gates[recurrence] = value
             else:
@@ -51,6 +63,7 @@ class Page:
         self.attempts |= other.attempts
         self.gates |= other.gates
         self.ended |= other.ended
+        self.gaps |= other.gaps
 
     def closed_upto(self, start: int, still_open: Collection[int] = ()) -> int:
         """Return the last recurrence of the closed prefix: all after `start` have ended and have no open attempt.
@@ -96,3 +109,25 @@ def gate(recurrence: int) -> str:
 def end(recurrence: int) -> str:
     """Return the param that says nothing will be added to a recurrence."""
     return f"zf.e.{recurrence}"
+
+
+def skipped(*, time_s: float, energy_j: float = 0.0) -> str:
+    """Return how a recurrence ended that a drift gate skipped: what asking took, joules where they are known.
+
+    >>> skipped(time_s=1.25), skipped(time_s=1.25, energy_j=30.0)
+    ('skipped 1.25 s', 'skipped 1.25 s 30 J')
+    """
+    joules = f" {energy_j:g} J" if 0 < energy_j < math.inf else ""
+    return f"skipped {time_s if 0 <= time_s < math.inf else 0.0:g} s{joules}"
+
+
+def _gap(recurrence: int, how: str) -> Gap | None:
+    """Return what a recurrence's end says; None where it ended as planned."""
+    if how == DEAD:
+        return Gap(recurrence, skipped=False)
+    if not (match := _SKIPPED.fullmatch(how)):
+        return None
+    try:
+        return Gap(recurrence, True, float(match["time"] or 0), float(match["energy"] or 0))
+    except ValueError:  # written by hand
+        return Gap(recurrence, skipped=True)

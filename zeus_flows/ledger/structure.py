@@ -18,6 +18,7 @@ from zeus_flows.ledger import pages, snapshot
 from zeus_flows.ledger.codec import fits_tag
 from zeus_flows.ledger.pages import Page
 from zeus_flows.ledger.points import reached
+from zeus_flows.ledger.set_aside import shortened, write_words
 from zeus_flows.ledger.store import Store
 
 
@@ -39,10 +40,14 @@ class Structure:
         job: Whose they are; its name is the experiment's.
         store: MLflow, as bounded calls.
         energy_source: What the job's joules are, which its drift windows are about.
+        comparable: What the fingerprint is made of, in words, by name; empty where nobody said.
     """
 
-    def __init__(self, job: Job, store: Store, energy_source: EnergySource) -> None:
+    def __init__(
+        self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
+    ) -> None:
         self._job, self._store, self._energy_source = job, store, energy_source
+        self._comparable = shortened(comparable or {})
         self._experiment_id: str | None = None
         self._root: tuple[str, str] | None = None
         self._window: Window | None = None
@@ -75,13 +80,6 @@ class Structure:
         newest = max(known)
         claims = Page().read(self._store.params(known[newest])).claims
         return max(claims, default=newest * pages.SIZE)
-
-    def window(self) -> Window:
-        """Return the drift window that recurrences belong to now, opening one where comparability ended."""
-        window = self._current_window()
-        while not self._is_mine(window):
-            window, _ = self._open_comparable(window)
-        return window
 
     def open_window(self, opened_by: str, *, evidence: str, counts_from: int) -> Window:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
@@ -124,29 +122,6 @@ class Structure:
         mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
         return all(window.tags.get(name) == value for name, value in mine.items())
 
-    def _open_comparable(self, current: Window) -> tuple[Window, bool]:
-        """Open a window for what is no longer comparable; one that was about the same before is taken up again."""
-        first = max(self.last_recurrence(), 1)
-        counts_from = max(current.counts_from, snapshot.covers(current.tags) + 1)  # others may be under way since then
-        mine = {"fingerprint": self._job.fingerprint, "energy_source": self._energy_source.value}
-        were = {name: current.tags.get(f"zf.{name}", "") for name in mine}
-        evidence = "; ".join(
-            f"{name.replace('_', ' ')} {were[name]} became {mine[name]}" for name in mine if were[name] != mine[name]
-        )
-        about = {"zf.kind": "drift-window", "zf.fingerprint": self._job.fingerprint}
-        earlier = self._store.newest(self.experiment_id, about | {"zf.energy_source": self._energy_source.value})
-        if earlier is None or "zf.counts_from" not in earlier.data.params:
-            return self._open_after(current, "fingerprint", evidence=evidence, first=first, counts_from=counts_from)
-        known = read_window(earlier)
-        return self._open_after(
-            current,
-            "fingerprint",
-            evidence=evidence,
-            first=first,
-            counts_from=known.counts_from,
-            kept=snapshot_of(known),
-        )
-
     def _open_after(
         self,
         current: Window,
@@ -155,7 +130,7 @@ class Structure:
         evidence: str,
         first: int,
         counts_from: int,
-        kept: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> tuple[Window, bool]:
         """Open the window after `current`; return the one that stands, and whether it is the one opened here.
 
@@ -165,10 +140,10 @@ class Structure:
             evidence: For that, as a sentence.
             first: Its first recurrence.
             counts_from: The first recurrence that counts for decisions.
-            kept: Tags of a snapshot that is still of use.
+            tags: What else it says: a snapshot that is still of use, what was set aside.
         """
         candidate = self._create_window(
-            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, kept=kept
+            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
         )
         reached("after-create-window")
         self._store.log(current.run_id, tags={"zf.ended_by": opened_by, "zf.evidence": fits_tag(evidence)})
@@ -183,7 +158,7 @@ class Structure:
         return window, winner == candidate
 
     def _create_window(
-        self, *, number: int, opened_by: str, first: int, counts_from: int, kept: Mapping[str, str] | None = None
+        self, *, number: int, opened_by: str, first: int, counts_from: int, tags: Mapping[str, str] | None = None
     ) -> str:
         run_id = self._store.create_run(
             self.experiment_id,
@@ -192,7 +167,8 @@ class Structure:
                 "zf.kind": "drift-window",
                 "zf.fingerprint": self._job.fingerprint,
                 "zf.energy_source": self._energy_source.value,
-                **(kept or {}),
+                **write_words(self._comparable),
+                **(tags or {}),
             },
         )
         params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}

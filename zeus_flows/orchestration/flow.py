@@ -57,6 +57,15 @@ class RecurrenceFailed(TargetNeverReached):
         self.recurrence = recurrence
 
 
+def page_of(url: object) -> str:
+    """Return a flow run's page; empty where there is none: of an ephemeral server Prefect says `None/runs/...`.
+
+    >>> page_of("http://127.0.0.1:4200/runs/flow-run/1"), page_of("None/runs/flow-run/1"), page_of(None)
+    ('http://127.0.0.1:4200/runs/flow-run/1', '', '')
+    """
+    return str(url) if str(url).startswith(("http://", "https://")) else ""
+
+
 def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence:
     """Run one recurrence inside a flow run."""
     settings = read_settings()
@@ -68,7 +77,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     context = {
         "zf.prefect.flow_run_id": flow_run_id,
         "zf.prefect.flow_run_name": str(runtime.flow_run.name),
-        "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
+        "zf.prefect.url": page_of(runtime.flow_run.ui_url),
         "zf.code_revision": trainer.code_revision,
     }
     with closing(
