@@ -203,6 +203,18 @@ class JobFile(_Section):
         ]
         return hashlib.sha256(json.dumps(comparable, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def comparable(self) -> dict[str, str]:
+        """What the fingerprint is made of, in words."""
+        target, rate = self.target, self.learning_rate
+        sign = ">=" if target.better == "higher" else "<="
+        return {
+            "target": f"{target.metric} {sign} {target.value:g}",
+            "optimizer": self.optimizer,
+            "learning_rate": f"{rate.base:g}, scaling {rate.scaling}",
+            "version": self.version,
+        }
+
     def overridden(self, *, simulate: SimulatedGpu | None = None, seed: int | None = None) -> JobFile:
         """Return the job with what flags or flow parameters say instead of the file."""
         changes: dict[str, object] = {}

@@ -230,6 +230,7 @@ class LocalSteps:
                 tried=tuple([observation.batch_size for observation in earlier]),
                 power_limits_w=self.trainer.power_limits_w,
                 out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
+                under_way=tuple([r for r in history.under_way if r != recurrence]),
             ),
         )
         if history.degraded:

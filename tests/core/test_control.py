@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.core.builders import ask, job, observation
@@ -10,7 +12,7 @@ from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.records import Mode, Outcome
 
 
-def controls(upto: int, **changes: object) -> list[int]:
+def controls(upto: int, **changes: Any) -> list[int]:
     a_job = job(control=20, **changes)
     return [r for r in range(1, upto + 1) if policy.is_control(a_job, r)]
 

@@ -21,14 +21,13 @@ from zeus_flows.core.records import Job, Observation, Part, Parts, PowerProfile
 EVALUATION = Part(1, 2_000.0, 10.0)
 
 
-def with_parts(
-    o: Observation, *, evaluation: Part = EVALUATION, once: Part = Part(1), rest: Part = Part(0)
-) -> Observation:
+ONE = Part(1)
+
+
+def with_parts(o: Observation, *, evaluation: Part = EVALUATION, once: Part = ONE, rest: Part = ONE) -> Observation:
     """Return an observation whose epochs were each followed by an evaluation."""
     at = evaluation.times(o.epochs)
-    parts = Parts(
-        once, ((o.power_limit_w or 250.0, at),), Part(o.epochs, rest.energy_j * o.epochs, rest.time_s * o.epochs)
-    )
+    parts = Parts(once, ((o.power_limit_w or 250.0, at),), replace(rest.times(o.epochs), count=o.epochs))
     beside = parts.together
     return replace(o, energy_j=o.energy_j + beside.energy_j, time_s=o.time_s + beside.time_s, parts=parts)
 
@@ -40,7 +39,9 @@ def known(batch_size: int = 32, **changes: Part) -> Overheads:
 
 
 def test_an_evaluation_seen_at_a_limit_is_what_it_is_there() -> None:
-    assert known().evaluation_at(175.0, profile(32)) == pytest.approx(known().evaluation_at(175.0))
+    (at, _), *_ = known().evaluation
+    seen = known().evaluation_at(at, profile(32))
+    assert (seen.energy_j, seen.time_s) == pytest.approx((EVALUATION.energy_j, EVALUATION.time_s))
 
 
 def test_an_evaluation_that_loads_the_gpu_as_training_does_is_slowed_as_training_is() -> None:

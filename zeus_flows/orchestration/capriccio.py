@@ -21,6 +21,7 @@ from zeus_flows.experiments.capriccio_report import Report, Science
 from zeus_flows.experiments.capriccio_results import Outcome
 from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
 from zeus_flows.orchestration.capriccio_view import Silent, View
+from zeus_flows.orchestration.prefect_runs import page_of
 from zeus_flows.reporting.links import run_url
 from zeus_flows.settings import Settings, read_settings
 
@@ -85,7 +86,7 @@ def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path,
     context = {
         "zf.prefect.flow_run_id": str(runtime.flow_run.id),
         "zf.prefect.flow_run_name": str(runtime.flow_run.name),
-        "zf.prefect.url": str(runtime.flow_run.ui_url or ""),
+        "zf.prefect.url": page_of(runtime.flow_run.ui_url),
     }
     for part in experiment.slices:
         lease.check()

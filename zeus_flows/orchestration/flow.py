@@ -13,7 +13,7 @@ from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.open import open_durable
 from zeus_flows.orchestration.fleet import with_fleet_mode
-from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
+from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
 from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
 from zeus_flows.reporting.links import run_url
@@ -57,15 +57,6 @@ class RecurrenceFailed(TargetNeverReached):
         self.recurrence = recurrence
 
 
-def page_of(url: object) -> str:
-    """Return a flow run's page; empty where there is none: of an ephemeral server Prefect says `None/runs/...`.
-
-    >>> page_of("http://127.0.0.1:4200/runs/flow-run/1"), page_of("None/runs/flow-run/1"), page_of(None)
-    ('http://127.0.0.1:4200/runs/flow-run/1', '', '')
-    """
-    return str(url) if str(url).startswith(("http://", "https://")) else ""
-
-
 def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence:
     """Run one recurrence inside a flow run."""
     settings = read_settings()
@@ -87,6 +78,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
             energy_source=trainer.energy_source,
             state_dir=settings.state_dir,
             flow_run_id=flow_run_id,
+            comparable=job_file.comparable,
         )
     ) as ledger:
         ledger.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)

@@ -48,3 +48,12 @@ def print_no_errors() -> None:
 
 def _is_no_error_of_a_run(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR or not record.name.startswith(("prefect.flow_runs", "prefect.task_runs"))
+
+
+def page_of(url: object) -> str:
+    """Return a flow run's page; empty where there is none: of an ephemeral server Prefect says `None/runs/...`.
+
+    >>> page_of("http://127.0.0.1:4200/runs/flow-run/1"), page_of("None/runs/flow-run/1"), page_of(None)
+    ('http://127.0.0.1:4200/runs/flow-run/1', '', '')
+    """
+    return str(url) if str(url).startswith(("http://", "https://")) else ""

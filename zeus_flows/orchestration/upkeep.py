@@ -33,7 +33,9 @@ class Target:
         settings = read_settings()
         job_file = load_job(self.path).overridden(simulate=self.simulate)
         uri = settings.tracking(self.tracking_uri, job_file.tracking_uri)
-        ledger = open_direct(job_file.core(), tracking_uri=uri, energy_source=job_file.energy_source)
+        ledger = open_direct(
+            job_file.core(), tracking_uri=uri, energy_source=job_file.energy_source, comparable=job_file.comparable
+        )
         return job_file, ledger, uri, settings
 
 
@@ -48,6 +50,7 @@ def janitor(target: Target) -> int:
             tracking_uri=uri,
             energy_source=job_file.energy_source,
             state_dir=settings.state_dir,
+            comparable=job_file.comparable,
         )
     ) as durable:
         buried = durable.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)

@@ -80,6 +80,7 @@ def read_drift(job_file: JobFile, tracking_uri: str) -> DriftHistory:
     runs = sorted((_window_run(store.client, run) for run in found), key=lambda w: w.number)
     newest = max(found, key=lambda run: int(run.data.params["zf.window"]), default=None)
     source = EnergySource(newest.data.tags["zf.energy_source"]) if newest else EnergySource.MEASURED
+    job = job_file.core(source)
     observations = open_direct(job, tracking_uri=tracking_uri, energy_source=source).observations()
     return DriftHistory(job, tuple(runs), fold_windows(job, observations), observations)
 
