@@ -124,7 +124,7 @@ def step_of_10_ms(steps: int) -> list[Row]:
 
         for _ in session.epochs():
             ours = session.steps(range(10**7))
-            while session._limit_w is None:
+            while session._tuner.settled_w is None:
                 run("profiling", ours)
             while len(outside["after"]) < steps:
                 run("after", ours)
@@ -159,7 +159,7 @@ def python_per_step(steps: int = 100_000) -> Row:
         session = Session(file, file.core(), decision(1, batch_size=1), gpus)
         for _ in session.epochs():
             batches = session.steps(range(10**7))
-            while session._limit_w is None:
+            while session._tuner.settled_w is None:
                 next(batches)
             for _ in range(10):
                 begin = time.perf_counter()

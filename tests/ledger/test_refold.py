@@ -23,7 +23,7 @@ from zeus_flows.ledger.store import Store
 
 #: What a state of version 2 had.
 V2 = (
-    *("version", "settings", "observations", "order", "newest_model", "profiles", "infeasible", "spent", "current"),
+    *("version", "settings", "observations", "order", "newest_model", "profiles", "spent", "current"),
     *("gpu", "samples_per_epoch", "rates", "max_power_w", "default_epochs", "belief"),
 )
 
@@ -45,7 +45,7 @@ def plant(uri: str, *, observations: int | None = None) -> None:
     """Put a snapshot of everything so far, as version 2 wrote it, in place of the one that is there."""
     ledger = open_ledger(uri)
     data = policy.to_json(ledger.history().state)
-    old = {name: data[name] for name in V2} | {"version": 2}
+    old = {name: data[name] for name in V2} | {"version": 2, "infeasible": {}}
     if observations is not None:  # so that it can be told who decided on it
         old["observations"] = observations
     body = json.dumps(old)
