@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from scipy.special import stdtrit
 
 from zeus_flows.core.account import NO_AMOUNT, Account, Amount, Era, Settled, Took, booked, given_up
@@ -26,15 +25,13 @@ from zeus_flows.core.settle import (
     LUCK,
     POWER_LIMIT,
     TOTAL,
-    Costs,
-    Epochs,
     Known,
     Profiles,
-    best_batch_size,
     costs_on,
-    epochs_of,
+    forecast,
     scatter,
     settle,
+    tunes_batch_size,
 )
 
 __all__ = [
@@ -89,6 +86,11 @@ class Compared:
     baseline: Amount
     total: Line
     lines: tuple[Line, ...] = ()
+
+    @property
+    def spent(self) -> Amount:
+        """What ran took."""
+        return self.baseline - self.total.amount
 
     def line(self, name: str) -> Line | None:
         """Return the line of that name; None where the job has none."""
@@ -230,7 +232,7 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
     known = account.closed + now
     quantile = float(stdtrit(scatter(account, era)[1], 0.5 + COVERAGE / 2))
     costs = costs_on(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
-    from_now_on, best = _from_now_on(job, account, era, costs, quantile)
+    ahead = forecast(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
     why, since = _unknown(job, account, era, now)
     return Savings(
         mode=job.mode,
@@ -242,11 +244,11 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
             runs=known.default_runs,
             controls=known.controls,
             unchanged=known.unchanged,
-            best_batch_size=best,
-            best_limit_w=None if best is None else costs.best_w.get(best),
+            best_batch_size=None if ahead is None else ahead[1],
+            best_limit_w=None if ahead is None else ahead[2],
         ),
-        so_far=_so_far(job, known, quantile) if known.recurrences else None,
-        from_now_on=from_now_on,
+        so_far=_compared(job, known, quantile, LINES) if known.recurrences else None,
+        from_now_on=None if ahead is None else _compared(job, ahead[0], quantile, (POWER_LIMIT, BATCH_SIZE)),
         apart=_apart(job, account, known),
         unknown_since=since,
         why=why,
@@ -293,14 +295,13 @@ def _without_joules(value: Any) -> Any:
     return {"cost_s" if k == "cost_j" else k: v for k, v in kept.items()}
 
 
-def _so_far(job: Job, known: Settled, quantile: float) -> Compared:
+def _compared(job: Job, known: Settled, quantile: float, names: tuple[str, ...]) -> Compared:
     lines = []
-    for name in (*LINES, TOTAL):
+    for name in (*names, TOTAL):
         errors = [quantile * math.sqrt(max(variance, 0.0)) for variance in known.variances[name].figures]
         lines.append(_line(job, name, known.lines[name], Amount(*errors), known.baseline))
     *parts, total = lines
-    fixed = job.mode is not Mode.FULL or len(job.batch_sizes) < 2 or job.policy in ("power", "default")
-    shown = [p for p in parts if not (fixed and p.name == BATCH_SIZE and p.amount == NO_AMOUNT)]
+    shown = [p for p in parts if p.name != BATCH_SIZE or tunes_batch_size(job) or p.amount != NO_AMOUNT]
     return Compared(known.recurrences, _shown(job, known.baseline, known.baseline), total, tuple(shown))
 
 
@@ -318,40 +319,6 @@ def _shown(job: Job, amount: Amount, scale: Amount) -> Amount:
     pairs = zip(amount.figures, scale.figures, strict=True)
     clean = Amount(*(value if abs(value) > _ROUNDING * abs(of) else 0.0 for value, of in pairs))
     return replace(clean, energy_j=0.0, host_j=0.0) if job.in_seconds else clean
-
-
-def _from_now_on(
-    job: Job, account: Account, era: Era, costs: Costs, quantile: float
-) -> tuple[Compared | None, int | None]:
-    """Return one expected run of the best batch size against one of the default, and that batch size."""
-    b0, epochs, data = job.default_batch_size, epochs_of(era), account.samples_per_epoch
-    if b0 not in epochs or not costs.knows(b0) or not data:
-        return None, None
-    best = b0 if job.mode is Mode.POWER else best_batch_size(job, costs, epochs, data=data)
-    variance, _ = scatter(account, era)
-
-    def expect(batch_size: int, limit_w: float | None) -> tuple[Any, Any]:
-        of: Epochs = epochs[batch_size]
-        work = of.work(1, data)
-        return costs.takes(batch_size, limit_w, work), costs.grows(batch_size, limit_w, work)
-
-    before, grows_before = expect(b0, None)
-    at_best, grows_at_best = expect(b0, costs.best_w.get(b0))
-    cheapest, grows_cheapest = expect(best, costs.best_w.get(best))
-    baseline = Amount(*before.tolist())
-
-    def line(name: str, amount: Any, on_b0: Any, on_best: Any) -> Line:
-        if best == b0:
-            on_b0, on_best = on_b0 + on_best, 0.0 * on_best
-        squares = variance * (on_b0**2 / epochs[b0].runs + on_best**2 / epochs[best].runs)
-        error = Amount(*(quantile * np.sqrt(squares)).tolist())
-        return _line(job, name, Amount(*amount.tolist()), error, baseline)
-
-    lines = [line(POWER_LIMIT, before - at_best, grows_before - grows_at_best, 0.0 * grows_cheapest)]
-    if job.mode is not Mode.POWER and len(job.batch_sizes) > 1:
-        lines.append(line(BATCH_SIZE, at_best - cheapest, grows_at_best, -grows_cheapest))
-    total = line(TOTAL, before - cheapest, grows_before, -grows_cheapest)
-    return Compared(1, _shown(job, baseline, baseline), total, tuple(lines)), best
 
 
 def _unknown(job: Job, account: Account, era: Era, now: Settled) -> tuple[str, int | None]:

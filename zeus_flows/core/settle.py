@@ -31,7 +31,7 @@ from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.overheads import NOTHING as NO_OVERHEADS
 from zeus_flows.core.overheads import Overheads, nearest
 from zeus_flows.core.power import best_limit, run_at
-from zeus_flows.core.records import Job, PowerProfile
+from zeus_flows.core.records import Job, Mode, PowerProfile
 
 Profiles = Mapping[tuple[int, str], PowerProfile]  # by (batch size, Gpu.key)
 Known = Mapping[tuple[int, str], Overheads]
@@ -44,7 +44,7 @@ SCATTER, SCATTER_WEIGHT = 0.1, 6.0
 #: Variance of rounding to whole epochs, in epochs squared.
 ROUNDING = 1 / 12
 #: How far off a profile is at one power limit, after a few measured seconds; and what a run took, as it was read.
-PROFILED_TO, READ_TO = 0.01, 0.005
+PROFILED_TO, READ_TO = 0.014, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,20 +264,34 @@ def settle(job: Job, account: Account, era: Era, *, profiles: Profiles, overhead
             books.add(costs, era.stopped.get(gpu, NOTHING) + era.out_of_memory.get(gpu, NOTHING))
         else:
             elsewhere.add(gpu)
-    lines, variances = books.lines()
-    return Settled(
-        recurrences=books.recurrences,
-        unchanged=books.unchanged,
-        controls=era.controls,
-        default_runs=epochs[job.default_batch_size].runs,
-        baseline=Amount(*books.baseline.tolist()),
-        spent=Amount(*books.spent.tolist()),
-        lines={name: Amount(*values.tolist()) for name, values in lines.items()},
-        variances={name: Amount(*values.tolist()) for name, values in variances.items()},
-        not_compared=era.not_whole + _all(era, elsewhere),
-        squares=squares,
-        free=free,
-    )
+    not_compared = era.not_whole + _all(era, elsewhere)
+    return replace(books.settled(era), not_compared=not_compared, squares=squares, free=free)
+
+
+def forecast(
+    job: Job, account: Account, era: Era, gpu: str, *, profiles: Profiles, overheads: Known
+) -> tuple[Settled, int, float | None] | None:
+    """Return one expected run of the best batch size at its best limit against one of the default; these two too.
+
+    None where the default is not known on this GPU.
+    """
+    epochs, data = epochs_of(era), account.samples_per_epoch
+    costs = costs_on(job, account, era, gpu, profiles=profiles, overheads=overheads)
+    b0 = job.default_batch_size
+    if b0 not in epochs or not costs.knows(b0) or not data:
+        return None
+    tuned = job.mode is Mode.OBSERVE or not any(r.changed and r.limit_w is None for r in costs.ran)
+    best = best_batch_size(job, costs, epochs, data=data, tuned=tuned) if tunes_batch_size(job) else b0
+    books = _Books(job, epochs, scatter(account, era)[0])
+    default_w, best_w = (costs.best_w.get(b0), costs.best_w.get(best)) if tuned else (None, None)
+    run = Ran(best, gpu, best_w, profiled=False, changed=True, runs=1, data=data)
+    books.forecast(costs, run, default_w=default_w)
+    return books.settled(era), best, best_w if best_w is not None else costs.before_w
+
+
+def tunes_batch_size(job: Job) -> bool:
+    """Return whether the job tries batch sizes; in observe mode it tells of those that were tried before."""
+    return job.mode is not Mode.POWER and len(job.batch_sizes) > 1 and job.policy not in ("power", "default")
 
 
 def _all(era: Era, gpus: set[str]) -> Took:
@@ -312,15 +326,34 @@ class _Books:
         for ran in costs.ran:
             self._add(costs, ran, best)
 
-    def lines(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
-        """Return what each line and the total come to, and their variances."""
+    def forecast(self, costs: Costs, run: Ran, *, default_w: float | None) -> None:
+        """Add one run that is only expected; b0's best limit goes with it."""
+        b0 = self._job.default_batch_size
+        before = self._expect(costs, run, b0, None, {POWER_LIMIT: 1, TOTAL: 1})
+        at_best = self._expect(costs, run, b0, default_w, {POWER_LIMIT: -1, BATCH_SIZE: 1})
+        cheapest = self._expect(costs, run, run.batch_size, run.limit_w, {BATCH_SIZE: -1, TOTAL: -1})
+        self._sums[POWER_LIMIT] += before - at_best
+        self._sums[BATCH_SIZE] += at_best - cheapest
+        self.baseline, self.spent, self.recurrences = before, cheapest, 1
+
+    def settled(self, era: Era) -> Settled:
+        """Return what it all comes to."""
         total = self.baseline - self.spent
-        luck = total - sum(self._sums.values())
+        lines = {**self._sums, LUCK: total - sum(self._sums.values()), TOTAL: total}
         variances = {
             name: sum((self._variance(error) * lean**2 for error, lean in leans.items()), self._alone[name])
             for name, leans in self._leans.items()
         }
-        return {**self._sums, LUCK: luck, TOTAL: total}, variances
+        return Settled(
+            recurrences=self.recurrences,
+            unchanged=self.unchanged,
+            controls=era.controls,
+            default_runs=self._epochs[self._job.default_batch_size].runs,
+            baseline=Amount(*self.baseline.tolist()),
+            spent=Amount(*self.spent.tolist()),
+            lines={name: Amount(*values.tolist()) for name, values in lines.items()},
+            variances={name: Amount(*values.tolist()) for name, values in variances.items()},
+        )
 
     def _variance(self, error: _Error) -> float:
         return PROFILED_TO**2 if error.limit_w is not None else self._scatter / self._epochs[error.batch_size].runs
