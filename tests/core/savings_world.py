@@ -161,13 +161,16 @@ class World:
         time_s = epochs * samples / at.samples_per_s
         return Part(1, time_s * at.average_power_w + beside.energy_j, time_s + beside.time_s)
 
+    def steps(self, batch_size: int, limit_w: float, samples: float) -> Part:
+        """Return what training on so many samples takes; GPU only."""
+        at = self.at(batch_size, limit_w)
+        return Part(0, samples / at.samples_per_s * at.average_power_w, samples / at.samples_per_s)
+
     def more_by_profiling(self, batch_size: int, limit_w: float, samples: float) -> Part:
         """Return what an epoch that goes through all limits takes more than one at the best; GPU only."""
-        plain, each = self.at(batch_size, limit_w), true_profile(batch_size).measurements
-        seconds = [samples / len(each) / m.samples_per_s for m in each]
-        energy_j = sum(s * m.average_power_w for s, m in zip(seconds, each, strict=True))
-        plain_s = samples / plain.samples_per_s
-        return Part(0, max(energy_j - plain_s * plain.average_power_w, 0.0), max(sum(seconds) - plain_s, 0.0))
+        plain = self.steps(batch_size, limit_w, samples)
+        all_limits = sum((self.steps(batch_size, w, samples / len(LIMITS)) for w in LIMITS), Part())
+        return Part(0, max(all_limits.energy_j - plain.energy_j, 0.0), max(all_limits.time_s - plain.time_s, 0.0))
 
     def profiling(self, batch_size: int, limit_w: float, samples: float) -> Vector:
         """Return energy, time and cost of that."""
@@ -226,8 +229,10 @@ class Simulated:
         epochs = max(min(needed, allowed), 1)
         reached = epochs == needed
         parts, took = world.parts(b, limit_w, epochs), world.run(b, limit_w, epochs, samples)
+        spent = Part()
         if profiles:
-            took = took + world.more_by_profiling(b, limit_w, samples)
+            more, first = world.more_by_profiling(b, limit_w, samples), world.steps(b, limit_w, samples)
+            took, spent = took + more, first + more
         noise = math.exp(0.005 * self._rng.normal())
         made = Observation(
             recurrence=number,
@@ -242,7 +247,8 @@ class Simulated:
             samples_per_epoch=samples,
             power_limit_w=limit_w if tuned else None,
             profile=measured_profile(b, world.seed) if profiles else None,
-            profiling_time_s=1.0 if profiles else 0.0,
+            profiling_energy_j=spent.energy_j,
+            profiling_time_s=spent.time_s,
             parts=parts,
             host_energy_j=world.host_w * took.time_s,
             limit_before_w=world.before_w,
@@ -258,6 +264,7 @@ class Simulated:
             time_s=share * made.time_s,
             host_energy_j=share * made.host_energy_j,
             profile=None,
+            profiling_energy_j=0.0,
             profiling_time_s=0.0,
         )
         if self._rng.random() < 0.5:

@@ -374,6 +374,15 @@ def test_without_a_sensor_there_are_no_joules_anywhere() -> None:
     assert '"cost_s"' in text
 
 
+def test_the_default_batch_size_is_a_choice_where_no_limit_can_be_set() -> None:
+    """Without permission to set limits, a policy still chooses: what b0 took above the best is what learning cost."""
+    free = [replace(o, power_limit_w=None, profile=None, profiling_time_s=0.0, mode=Mode.FULL) for o in HISTORY]
+    found = saved(free)
+    assert found.default.unchanged == 0
+    assert line(found, POWER_LIMIT).amount == Amount()
+    assert line(found, BATCH_SIZE).amount.energy_j == pytest.approx(3 * (free[0].energy_j - free[3].energy_j))
+
+
 def test_the_series_has_the_figures_of_the_table() -> None:
     found = saved(HISTORY)
     figures = series(found)

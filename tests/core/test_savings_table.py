@@ -33,7 +33,7 @@ def test_the_table_fits_and_names_the_default_with_its_watts(width: int) -> None
     assert max(map(len, text.splitlines())) <= width
     assert "(batch size 32 at 250 W) · SIMULATED" in text
     rows = [row.split("│")[1].strip() for row in text.splitlines() if row.startswith("│")]
-    lines = ["by the power limit", "by the batch size"]
+    lines = ["by power limit", "by batch size"]
     each = ["each from now on", "of the default's", *lines]
     assert rows == ["3 recurrences so far", "of the default's", *lines, "learning", "luck", *each]
     assert "maximum" not in text
@@ -85,9 +85,10 @@ def test_a_baseline_that_is_not_known_is_said_to_be_so() -> None:
 def test_observing_shows_what_looking_cost_and_what_could_be_saved() -> None:
     a_job = job(mode=Mode.OBSERVE)
     looked = as_ever(1, 20, profile=profile(32), profiling_time_s=5.0, mode=Mode.OBSERVE, power_limit_w=250.0)
-    text = printed(saved([replace(looked, energy_j=looked.energy_j + 900.0)], a_job), a_job)
+    looked = replace(looked, energy_j=looked.energy_j + 900.0, profiling_energy_j=1_500.0)
+    text = printed(saved([looked], a_job), a_job)
     assert "1 recurrence took" in text
-    assert next(row for row in text.splitlines() if "of it looking" in row).count("900 J") == 1
+    assert next(row for row in text.splitlines() if "of it looking" in row).count("0.9 kJ ± ") == 1
     assert "each could save" in text
     assert "mode observe changes nothing" in text
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.records import EnergySource, Mode, Observation, Outcome
+from zeus_flows.core.records import EnergySource, Job, Mode, Observation, Outcome
 
 MOST = 1e15  # joules, seconds, watts, samples: whatever is greater was not measured
 _UNCHANGED = (Mode.OFF, Mode.OBSERVE)  # modes in which the job trains as ever
@@ -92,6 +93,8 @@ class Ran:
         evaluations: How often they evaluated.
         energy_j: Of their GPUs.
         host_j: Of the machine beside them.
+        profiling_j: The part of `energy_j` that was spent while profiling; 0 where that is not known.
+        profiling_s: The part of `time_s`, likewise.
     """
 
     batch_size: int
@@ -107,6 +110,8 @@ class Ran:
     energy_j: float = 0.0
     time_s: float = 0.0
     host_j: float = 0.0
+    profiling_j: float = 0.0
+    profiling_s: float = 0.0
 
     @property
     def key(self) -> str:
@@ -115,8 +120,12 @@ class Ran:
         return f"{self.batch_size}|{limit}|{self.profiled:d}{self.changed:d}|{self.gpu}"
 
     def __add__(self, other: Ran) -> Ran:
-        return replace(
-            self,
+        return Ran(
+            self.batch_size,
+            self.gpu,
+            self.limit_w,
+            self.profiled,
+            self.changed,
             runs=self.runs + other.runs,
             epochs=self.epochs + other.epochs,
             samples=self.samples + other.samples,
@@ -125,6 +134,8 @@ class Ran:
             energy_j=self.energy_j + other.energy_j,
             time_s=self.time_s + other.time_s,
             host_j=self.host_j + other.host_j,
+            profiling_j=self.profiling_j + other.profiling_j,
+            profiling_s=self.profiling_s + other.profiling_s,
         )
 
 
@@ -287,34 +298,43 @@ class Account:
     energy_source: EnergySource = EnergySource.NONE
 
 
-def booked(account: Account, observation: Observation, *, default_batch_size: int) -> tuple[Account, Reached | None]:
+def tunes_batch_size(job: Job) -> bool:
+    """Return whether the job tries batch sizes; in observe mode it tells of those that were tried before."""
+    return job.mode is not Mode.POWER and len(job.batch_sizes) > 1 and job.policy not in ("power", "default")
+
+
+def booked(job: Job, account: Account, observation: Observation) -> tuple[Account, Reached | None]:
     """Return the account with an attempt among the pending ones, and the recurrence where it reached its target.
 
     The recurrence is the caller's to add to an era.
     """
-    account = _seen(account, observation)
-    pending = account.pending
+    account, pending = _seen(account, observation), account.pending
     if pending is None or pending.recurrence != observation.recurrence:
-        account = given_up(account)
-        pending = Pending(observation.recurrence)
-    took, whole = _took(observation), pending.whole and _whole(observation)
+        account, pending = given_up(account), Pending(observation.recurrence)
+    whole = pending.whole and _whole(observation)
     if not observation.converged:
-        if observation.outcome is Outcome.FAILED:
-            pending = replace(pending, failed=pending.failed + took)
-        elif observation.outcome is Outcome.OUT_OF_MEMORY:
-            pending = replace(pending, out_of_memory=pending.out_of_memory + took, whole=whole)
-        else:
-            pending = replace(pending, stopped=pending.stopped + took, whole=whole)
-        return replace(account, pending=pending), None
+        return replace(account, pending=_not_reached(pending, observation, whole=whole)), None
     reached = Reached(
         observation.recurrence,
-        _ran(observation, default_batch_size),
+        _ran(job, observation),
         pending.stopped,
         pending.out_of_memory,
         control=observation.control,
         whole=whole and observation.epochs > 0,
     )
-    return replace(account, pending=None, failed=account.failed + pending.failed), reached
+    if account.pending is not None:
+        account = replace(account, pending=None, failed=account.failed + pending.failed)
+    return account, reached
+
+
+def _not_reached(pending: Pending, observation: Observation, *, whole: bool) -> Pending:
+    """Return the pending attempts with one more; one that failed was not measured to be compared."""
+    took = _took(observation)
+    if observation.outcome is Outcome.FAILED:
+        return replace(pending, failed=pending.failed + took)
+    if observation.outcome is Outcome.OUT_OF_MEMORY:
+        return replace(pending, out_of_memory=pending.out_of_memory + took, whole=whole)
+    return replace(pending, stopped=pending.stopped + took, whole=whole)
 
 
 def given_up(account: Account) -> Account:
@@ -328,21 +348,24 @@ def given_up(account: Account) -> Account:
 
 def _seen(account: Account, observation: Observation) -> Account:
     """Return the account with the machine that an attempt ran on."""
-    gpu = observation.gpu
-    changes: dict[str, object] = {"gpu": gpu.key, "energy_source": observation.energy_source}
+    gpu, source = observation.gpu, observation.energy_source
+    before_w, data = observation.limit_before_w, float(observation.samples_per_epoch)
+    changes: dict[str, Any] = {}
+    if account.gpu != gpu.key or account.energy_source is not source:
+        changes |= {"gpu": gpu.key, "energy_source": source}
     if 0 < gpu.max_power_w <= MOST and account.max_power_w.get(gpu.key) != gpu.max_power_w:
         changes["max_power_w"] = {**account.max_power_w, gpu.key: gpu.max_power_w}
-    before_w = observation.limit_before_w
     if before_w is not None and 0 < before_w <= MOST and account.before_w.get(gpu.key) != before_w:
         changes["before_w"] = {**account.before_w, gpu.key: before_w}
-    if 0 < observation.samples_per_epoch <= MOST:
-        changes["samples_per_epoch"] = float(observation.samples_per_epoch)
-    return replace(account, **changes)  # type: ignore[arg-type]
+    if 0 < data <= MOST and data != account.samples_per_epoch:
+        changes["samples_per_epoch"] = data
+    return replace(account, **changes) if changes else account
 
 
-def _ran(observation: Observation, default_batch_size: int) -> Ran:
+def _ran(job: Job, observation: Observation) -> Ran:
     o, b = observation, observation.batch_size
-    as_ever = o.control or o.power_limit_w is None or o.mode in _UNCHANGED
+    chosen = o.mode is Mode.FULL and tunes_batch_size(job)  # by the policy, even where no limit can be set
+    as_ever = o.control or o.mode in _UNCHANGED or (o.power_limit_w is None and not chosen)
     evaluations = o.parts.evaluations.count if o.parts is not None else 0.0
     took = _took(o)
     return Ran(
@@ -350,7 +373,7 @@ def _ran(observation: Observation, default_batch_size: int) -> Ran:
         gpu=o.gpu.key,
         limit_w=None if o.control else o.power_limit_w,
         profiled=o.profiling_time_s > 0,
-        changed=not (b == default_batch_size and as_ever),
+        changed=not (b == job.default_batch_size and as_ever),
         runs=1,
         epochs=float(o.epochs),
         samples=float(o.epochs) * o.samples_per_epoch,
@@ -359,6 +382,8 @@ def _ran(observation: Observation, default_batch_size: int) -> Ran:
         energy_j=took.energy_j,
         time_s=took.time_s,
         host_j=took.host_j,
+        profiling_j=min(o.profiling_energy_j, took.energy_j),
+        profiling_s=min(o.profiling_time_s, took.time_s),
     )
 
 

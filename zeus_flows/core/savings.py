@@ -15,8 +15,9 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from zeus_flows.core.account import NO_AMOUNT, Account, Amount, Era, Settled, Took, booked, given_up
+from zeus_flows.core.account import NO_AMOUNT, Account, Amount, Era, Settled, Took, booked, given_up, tunes_batch_size
 from zeus_flows.core.cost import price
+from zeus_flows.core.expected import Known, Profiles, costs_on
 from zeus_flows.core.records import EnergySource, Job, Mode, Observation, jsonable
 from zeus_flows.core.settle import (
     BATCH_SIZE,
@@ -25,13 +26,9 @@ from zeus_flows.core.settle import (
     LUCK,
     POWER_LIMIT,
     TOTAL,
-    Known,
-    Profiles,
-    costs_on,
     forecast,
     scatter,
     settle,
-    tunes_batch_size,
 )
 
 __all__ = [
@@ -194,16 +191,15 @@ def advance(
         boundary: How many of the newest runs that reached the target began a new era: 0, this one, or 2 where the one
             before it was the first of two surprises.
     """
-    account, reached = booked(account, observation, default_batch_size=job.default_batch_size)
+    account, reached = booked(job, account, observation)
     if reached is None:
         return account
-    if boundary < 2:
-        account = replace(account, era=account.era.add(account.newest), newest=None)
+    before = account.newest
     if boundary:
-        kept = account.newest
-        account = close(job, replace(account, newest=None), profiles=profiles, overheads=overheads)
-        account = replace(account, era=account.era.add(kept))
-    return replace(account, newest=reached)
+        ended, kept = (before, None) if boundary == 1 else (None, before)
+        account = close(job, replace(account, newest=ended), profiles=profiles, overheads=overheads)
+        before = kept
+    return replace(account, era=account.era.add(before), newest=reached)
 
 
 def close(job: Job, account: Account, *, profiles: Profiles, overheads: Known) -> Account:
@@ -331,7 +327,7 @@ def _unknown(job: Job, account: Account, era: Era, now: Settled) -> tuple[str, i
         return f"batch size {b0} has not reached the target{changed}", era.first
     if not now.not_compared.count:
         return "", None
-    return f"batch size {b0} was not measured on {account.gpu}", era.first
+    return f"batch size {b0} was not measured on {account.gpu}, or not completely", era.first
 
 
 def _has_ended(closed: Settled) -> bool:

@@ -1,10 +1,7 @@
 """What an era comes to: the default's energy, time and cost, what was saved by which means, and how sure that is.
 
-D(b, p) is the expected cost of a run to the target: mean epochs of b in this era, at what an epoch takes by profile
-and overheads (or by what runs took, where there is no profile). Epochs do not depend on the GPU, so all runs count for
-them; costs are by GPU, and scaled to what the batch size's runs took where they did not profile.
-
-The lines, added up over the recurrences in which something might be changed:
+With D(b, p) the expected cost of a run to the target (`core.expected`), the lines are, added up over the
+recurrences in which something might be changed:
 
     power limit   D(b0, before) - D(b0, best)
     batch size    D(b0, best) - D(b*, best)         b*: the cheapest by what is known now
@@ -19,22 +16,16 @@ of b0, by the scatter of one run times sqrt(M^2 / n0 + M).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from zeus_flows.core.account import NOTHING, Account, Amount, Era, Ran, Settled, Took
-from zeus_flows.core.cost import Price, price
+from zeus_flows.core.account import NOTHING, Account, Amount, Era, Ran, Settled, Took, tunes_batch_size
 from zeus_flows.core.early_stop import Floats
-from zeus_flows.core.overheads import NOTHING as NO_OVERHEADS
-from zeus_flows.core.overheads import Overheads, nearest
-from zeus_flows.core.power import best_limit, run_at
-from zeus_flows.core.records import Job, Mode, PowerProfile
-
-Profiles = Mapping[tuple[int, str], PowerProfile]  # by (batch size, Gpu.key)
-Known = Mapping[tuple[int, str], Overheads]
+from zeus_flows.core.expected import Costs, Epochs, Known, Profiles, Work, best_batch_size, costs_on, epochs_of
+from zeus_flows.core.records import Job, Mode
 
 POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK, TOTAL = "power limit", "batch size", "learning", "luck", "total"
 LINES = (POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK)
@@ -45,195 +36,6 @@ SCATTER, SCATTER_WEIGHT = 0.1, 6.0
 ROUNDING = 1 / 12
 #: How far off a profile is at one power limit, after a few measured seconds; and what a run took, as it was read.
 PROFILED_TO, READ_TO = 0.014, 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is to be done: so many runs, their epochs, samples and evaluations, each added up."""
-
-    runs: float = 0.0
-    epochs: float = 0.0
-    samples: float = 0.0
-    evaluations: float = 0.0
-
-    @classmethod
-    def of(cls, ran: Ran) -> Work:
-        """Return what runs did."""
-        return cls(ran.runs, ran.epochs, ran.samples, ran.evaluations)
-
-
-@dataclass(frozen=True, slots=True)
-class Epochs:
-    """What runs of one batch size took on average, in this era."""
-
-    runs: int
-    epochs: float
-    evaluations: float
-
-    def work(self, runs: float, data: float) -> Work:
-        """Return what so many runs are expected to do, with data sets of that size in all."""
-        return Work(runs, runs * self.epochs, data * self.epochs, runs * self.evaluations)
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What runs take on one GPU; figures are energy, time, cost and the host's energy.
-
-    Attributes:
-        rates: Prices of joules and seconds.
-        before_w: The power limit that was there before; None where it is not known.
-        ran: The era's runs on this GPU.
-        profiles: Complete profiles, by batch size.
-        best_w: Their best limits.
-        overheads: By batch size.
-        host_w: What the machine draws beside its GPUs.
-        scales: What runs took over what was expected of them, energy and time, by batch size.
-        scaled_by: The shares of power limits in the runs that a batch size is scaled by.
-    """
-
-    rates: Price
-    before_w: float | None
-    ran: tuple[Ran, ...]
-    profiles: Mapping[int, PowerProfile]
-    best_w: Mapping[int, float]
-    overheads: Mapping[int, Overheads]
-    host_w: float
-    scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
-    scaled_by: Mapping[int, Mapping[float, float]] = field(default_factory=dict)
-
-    def figures(self, energy_j: float, time_s: float, host_j: float) -> Floats:
-        """Return energy, time, cost and the host's energy."""
-        all_j = energy_j + host_j
-        return np.array([all_j, time_s, self.rates.of(all_j, time_s), host_j])
-
-    def took(self, took: Took | Ran) -> Floats:
-        """Return what something took."""
-        return self.figures(took.energy_j, took.time_s, took.host_j)
-
-    def takes(self, batch_size: int, limit_w: float | None, work: Work) -> Floats | None:
-        """Return what work is expected to take at a power limit (None: the one before); None where that is unknown."""
-        known = self._by_profile(batch_size, limit_w, work)
-        if known is None:
-            known = self._by_rate(batch_size, work)
-            return None if known is None else self.figures(*known, self.host_w * known[1])
-        energy, time = self.scales.get(batch_size, (1.0, 1.0))
-        return self.figures(energy * known[0], time * known[1], self.host_w * time * known[1])
-
-    def grows(self, batch_size: int, limit_w: float | None, work: Work) -> Floats:
-        """Return what of it grows with the epochs: all but what a run takes once."""
-        whole, once = self.takes(batch_size, limit_w, work), self.takes(batch_size, limit_w, Work(work.runs))
-        return np.zeros(4) if whole is None or once is None else whole - once
-
-    def knows(self, batch_size: int) -> bool:
-        """Whether it can be said what runs of a batch size take here."""
-        return self.takes(batch_size, None, Work(1, 1, 1, 0)) is not None
-
-    def _by_profile(self, batch_size: int, limit_w: float | None, work: Work) -> tuple[float, float] | None:
-        profile, at_w = self.profiles.get(batch_size), self.limit(batch_size, limit_w)
-        if profile is None or at_w is None:
-            return None
-        at = nearest(profile, at_w)
-        overheads = self.overheads.get(batch_size, NO_OVERHEADS)
-        one = run_at(
-            profile,
-            at,
-            epochs=work.epochs,
-            evaluations=work.evaluations,
-            samples_per_epoch=work.samples / work.epochs if work.epochs else 0.0,
-            overheads=overheads,
-        )
-        more, once = work.runs - 1, overheads.once_each
-        return one.energy_j + more * once.energy_j, one.time_s + more * once.time_s
-
-    def _by_rate(self, batch_size: int, work: Work) -> tuple[float, float] | None:
-        """Return what work takes by what runs took, where there is no profile."""
-        alike = [r for r in self.ran if r.batch_size == batch_size]
-        samples = sum(r.samples for r in alike)
-        if not samples:
-            return None
-        share = work.samples / samples
-        return share * sum(r.energy_j for r in alike), share * sum(r.time_s for r in alike)
-
-    def limit(self, batch_size: int, limit_w: float | None) -> float | None:
-        """Return the limit in the profile that stands for one (None: the one before); None without a profile."""
-        if (profile := self.profiles.get(batch_size)) is None:
-            return None
-        limit_w = limit_w if limit_w is not None else self.before_w
-        return nearest(profile, math.inf if limit_w is None else limit_w).power_limit_w
-
-    def scaled(self) -> Costs:
-        """Return them scaled to what runs took that did not profile; those of other batch sizes, where it has none."""
-        pairs: dict[int, list[tuple[float, float, float, float]]] = {}
-        limits: dict[int, dict[float, float]] = {}
-        for r in self.ran:
-            limit_w = self.limit(r.batch_size, r.limit_w)
-            expected = None if r.profiled else self._by_profile(r.batch_size, r.limit_w, Work.of(r))
-            if expected is not None and limit_w is not None:
-                pairs.setdefault(r.batch_size, []).append((r.energy_j, expected[0], r.time_s, expected[1]))
-                shares = limits.setdefault(r.batch_size, {})
-                shares[limit_w] = shares.get(limit_w, 0.0) + expected[1]
-        everything = [pair for alike in pairs.values() for pair in alike]
-        return replace(
-            self,
-            scales={b: _ratios(pairs.get(b, everything)) for b in self.profiles},
-            scaled_by={b: {w: t / sum(of.values()) for w, t in of.items()} for b, of in limits.items()},
-        )
-
-
-def _ratios(pairs: Sequence[tuple[float, float, float, float]]) -> tuple[float, float]:
-    """Return energy and time over what was expected of them; 1 where that is not known."""
-    energy_j, expected_j, time_s, expected_s = (math.fsum(pair[i] for pair in pairs) for i in range(4))
-    return (
-        energy_j / expected_j if energy_j and expected_j else 1.0,
-        time_s / expected_s if time_s and expected_s else 1.0,
-    )
-
-
-def costs_on(job: Job, account: Account, era: Era, gpu: str, *, profiles: Profiles, overheads: Known) -> Costs:
-    """Return what runs take on one GPU, by what is known now."""
-    complete = {b: p for (b, key), p in profiles.items() if key == gpu and p.complete and p.measurements}
-    here = {b: o for (b, key), o in overheads.items() if key == gpu}
-    ran = tuple(r for r in era.ran.values() if r.gpu == gpu)
-    runs = sum(r.runs for r in ran)
-    data = sum(r.data for r in ran) / runs if runs else account.samples_per_epoch or 1.0
-    time_s = sum(r.time_s for r in ran)
-    host_w = sum(r.host_j for r in ran) / time_s if time_s else max((o.host_w for o in here.values()), default=0.0)
-    best_w = {
-        b: best_limit(job, p, samples_per_epoch=data, overheads=here.get(b, NO_OVERHEADS)).power_limit_w
-        for b, p in complete.items()
-    }
-    b0 = complete.get(job.default_batch_size)
-    greatest_w = max((m.power_limit_w for m in b0.measurements), default=None) if b0 is not None else None
-    return Costs(
-        rates=price(job, account.max_power_w.get(gpu, 0.0)),
-        before_w=account.before_w.get(gpu, greatest_w),
-        ran=ran,
-        profiles=complete,
-        best_w=best_w,
-        overheads=here,
-        host_w=host_w,
-    ).scaled()
-
-
-def epochs_of(era: Era) -> dict[int, Epochs]:
-    """Return what runs of each batch size took on average."""
-    sums: dict[int, list[float]] = {}
-    for r in era.ran.values():
-        of_one = sums.setdefault(r.batch_size, [0, 0.0, 0.0])
-        for i, value in enumerate((r.runs, r.epochs, r.evaluations)):
-            of_one[i] += value
-    return {b: Epochs(int(n), epochs / n, evaluations / n) for b, (n, epochs, evaluations) in sums.items()}
-
-
-def best_batch_size(job: Job, costs: Costs, epochs: Mapping[int, Epochs], *, data: float, tuned: bool = True) -> int:
-    """Return the batch size whose runs are expected to cost least, of those that reached the target in this era."""
-
-    def cost(batch_size: int) -> float:
-        limit_w = costs.best_w.get(batch_size) if tuned else None
-        expected = costs.takes(batch_size, limit_w, epochs[batch_size].work(1, data))
-        return math.inf if expected is None else float(expected[2])
-
-    return min((b for b in epochs if b in job.batch_sizes or b == job.default_batch_size), key=lambda b: (cost(b), b))
 
 
 def scatter(account: Account, era: Era) -> tuple[float, float]:
@@ -287,11 +89,6 @@ def forecast(
     run = Ran(best, gpu, best_w, profiled=False, changed=True, runs=1, data=data)
     books.forecast(costs, run, default_w=default_w)
     return books.settled(era), best, best_w if best_w is not None else costs.before_w
-
-
-def tunes_batch_size(job: Job) -> bool:
-    """Return whether the job tries batch sizes; in observe mode it tells of those that were tried before."""
-    return job.mode is not Mode.POWER and len(job.batch_sizes) > 1 and job.policy not in ("power", "default")
 
 
 def _all(era: Era, gpus: set[str]) -> Took:
@@ -370,16 +167,11 @@ class _Books:
         self.spent += actual
         own = costs.takes(b, ran.limit_w, Work.of(ran))
         assert own is not None
-        profiling = np.zeros(4)
-        if ran.profiled and b in costs.profiles:
-            profiling = np.maximum(actual - own, 0.0)
-            self._sums[LEARNING] -= profiling
-            self._lean_on_profile(LEARNING, costs, ran.gpu, b, ran.limit_w, own)
+        profiling = self._profiling(costs, ran, actual, own)
+        self._sums[LEARNING] -= profiling
         if not ran.changed:
             self.unchanged += ran.runs
             self.baseline += actual - profiling
-            if ran.profiled:
-                self._lean_on_profile(TOTAL, costs, ran.gpu, b, ran.limit_w, own)
             return
         tuned = ran.limit_w is not None
         best_w = (costs.best_w.get(b0), costs.best_w.get(best)) if tuned else (None, None)
@@ -395,13 +187,28 @@ class _Books:
             assert default is not None
             self.baseline += actual - profiling + default - own
             self._lean_on_profile(TOTAL, costs, ran.gpu, b0, None, default)
-            self._lean_on_profile(
-                TOTAL, costs, ran.gpu, b0, ran.limit_w, (ran.profiled - 1.0) * own - ran.profiled * own
-            )
+            self._lean_on_profile(TOTAL, costs, ran.gpu, b0, ran.limit_w, -own)
         else:
             self.baseline += before
             self._lean_on_profile(TOTAL, costs, ran.gpu, b0, None, before)
         self._doubt_single_runs(costs, ran)
+
+    def _profiling(self, costs: Costs, ran: Ran, actual: Floats, own: Floats) -> Floats:
+        """Return what profiling took more than training would have, and note how far off that may be.
+
+        It is what runs took above what is expected of them: not less than nothing, nor more than all that was spent
+        while profiling.
+        """
+        if not ran.profiled or ran.batch_size not in costs.profiles:
+            return np.zeros(4)
+        host_j = ran.host_j * ran.profiling_s / ran.time_s if ran.time_s else 0.0
+        most = costs.figures(ran.profiling_j, ran.profiling_s, host_j) if ran.profiling_j else np.full(4, math.inf)
+        expected_to = math.hypot(READ_TO, PROFILED_TO if ran.batch_size not in costs.scaled_by else 0.0)
+        at_home = not ran.changed or ran.batch_size == self._job.default_batch_size
+        error = np.minimum(expected_to * own / math.sqrt(ran.runs), most / 2)
+        for name in (LEARNING, TOTAL if at_home else LUCK):
+            self._alone[name] += error**2
+        return np.minimum(np.maximum(actual - own, 0.0), most)
 
     def _expect(
         self, costs: Costs, ran: Ran, batch_size: int, limit_w: float | None, lines: Mapping[str, int]
@@ -424,10 +231,6 @@ class _Books:
         b0, b, n = self._job.default_batch_size, ran.batch_size, ran.runs
         default = costs.grows(b0, None, self._epochs[b0].work(1, ran.data / n))
         own = costs.grows(b, ran.limit_w, self._epochs[b].work(1, ran.data / n))
-        if ran.profiled:
-            read = n * (READ_TO * own) ** 2
-            for name in (LEARNING, TOTAL if b == b0 else LUCK):
-                self._alone[name] += read
         if b == b0:
             self._lean(LUCK, _Error(b0), n * (default - own))
             return

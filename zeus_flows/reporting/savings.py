@@ -14,7 +14,8 @@ from zeus_flows.reporting.text import joules, seconds
 _JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
 _SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _LONG_ENOUGH = 2.0  # of a unit of time, for it to be used
-_NOTHING = 1e-6  # a share of the baseline that nobody would print
+_TOO_LITTLE = 1e-6  # a share of the baseline that nobody would print
+NOTHING = Amount()
 
 _Column = tuple[str, Callable[[Amount], float], tuple[tuple[float, str], ...]]
 _TIME: _Column = ("time", lambda a: a.time_s, _SECONDS)
@@ -36,12 +37,14 @@ def savings_table(saved: Savings) -> Table | None:
         table.add_column(name, justify="right", no_wrap=True)
     if saved.mode is Mode.OFF:
         _spent(table, columns, saved.so_far)
-    elif saved.mode is Mode.OBSERVE:
+        return table
+    if saved.mode is Mode.OBSERVE:
         _spent(table, columns, saved.so_far)
         _looking(table, columns, saved.so_far)
     else:
         _lines(table, columns, saved.so_far, f"{count(saved.so_far.recurrences, 'recurrence')} so far")
-    if saved.from_now_on is not None and saved.mode is not Mode.OFF:
+    as_ever = saved.default.unchanged == saved.so_far.recurrences and saved.mode is not Mode.OBSERVE
+    if saved.from_now_on is not None and not (as_ever and saved.from_now_on.total.amount == NOTHING):
         table.add_section()
         label = "each could save" if saved.mode is Mode.OBSERVE else "each from now on"
         _lines(table, columns, saved.from_now_on, label)
@@ -91,7 +94,7 @@ def count(number: int, what: str) -> str:
 def with_doubt(value: float, half: float, units: tuple[tuple[float, str], ...] = _JOULES) -> str:
     """Return a quantity and half its interval, in one unit.
 
-    >>> with_doubt(1.234e6, 3.1e5), with_doubt(-1e-9, 0.0), with_doubt(7260.0, 55.0, _SECONDS)
+    >>> with_doubt(1.234e6, 3.1e5), with_doubt(-0.0, 0.0), with_doubt(7260.0, 55.0, _SECONDS)
     ('1.23 MJ ± 0.31', '0 J', '2.02 h ± 0.02')
     """
     greatest = max(abs(value), half)
@@ -172,10 +175,7 @@ def _looking(table: Table, columns: tuple[_Column, ...], so_far: Compared) -> No
     line = so_far.line(LEARNING)
     if line is not None:
         cost = Line("", NOTHING - line.amount, NOTHING - line.high, NOTHING - line.low)
-        table.add_row("  of it looking (profiling)", *_cells(columns, cost, so_far.baseline))
-
-
-NOTHING = Amount()
+        table.add_row("  of it looking", *_cells(columns, cost, so_far.baseline))
 
 
 def _lines(table: Table, columns: tuple[_Column, ...], compared: Compared, label: str) -> None:
@@ -192,8 +192,8 @@ def _lines(table: Table, columns: tuple[_Column, ...], compared: Compared, label
 
 
 _BY = {
-    "power limit": "by the power limit",
-    "batch size": "by the batch size",
+    "power limit": "by power limit",
+    "batch size": "by batch size",
     "learning": "learning",
     "luck": "luck",
 }
@@ -202,7 +202,7 @@ _BY = {
 def _cells(columns: tuple[_Column, ...], line: Line, baseline: Amount) -> list[str]:
     cells = []
     for _, of, units in columns:
-        least = _NOTHING * of(baseline)
+        least = _TOO_LITTLE * of(baseline)
         value, half = of(line.amount), (of(line.high) - of(line.low)) / 2
         cells.append(with_doubt(value if abs(value) > least else 0.0, half if half > least else 0.0, units))
     return cells
