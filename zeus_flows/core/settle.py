@@ -34,8 +34,9 @@ LINES = (POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK)
 SCATTER, SCATTER_WEIGHT = 0.1, 6.0
 #: Variance of rounding to whole epochs, in epochs squared.
 ROUNDING = 1 / 12
-#: How far off a profile is at one power limit, after a few measured seconds; and what a run took, as it was read.
-PROFILED_TO, READ_TO = 0.014, 0.005
+#: How far off a profile's speed and power are at one limit, after a few measured seconds (and the best one was chosen
+#: by them); and what a run took, as it was read.
+PROFILED_TO, READ_TO = 0.012, 0.005
 
 
 def scatter(account: Account, era: Era) -> tuple[float, float]:
@@ -153,7 +154,7 @@ class _Books:
         )
 
     def _variance(self, error: _Error) -> float:
-        return PROFILED_TO**2 if error.limit_w is not None else self._scatter / self._epochs[error.batch_size].runs
+        return PROFILED_TO**2 if error.of != "epochs" else self._scatter / self._epochs[error.batch_size].runs
 
     def _best(self, costs: Costs) -> int:
         runs = sum(r.runs for r in costs.ran)
@@ -203,7 +204,7 @@ class _Books:
             return np.zeros(4)
         host_j = ran.host_j * ran.profiling_s / ran.time_s if ran.time_s else 0.0
         most = costs.figures(ran.profiling_j, ran.profiling_s, host_j) if ran.profiling_j else np.full(4, math.inf)
-        expected_to = math.hypot(READ_TO, PROFILED_TO if ran.batch_size not in costs.scaled_by else 0.0)
+        expected_to = math.hypot(READ_TO, math.sqrt(2) * PROFILED_TO if ran.batch_size not in costs.scaled_by else 0.0)
         at_home = not ran.changed or ran.batch_size == self._job.default_batch_size
         error = np.minimum(expected_to * own / math.sqrt(ran.runs), most / 2)
         for name in (LEARNING, TOTAL if at_home else LUCK):
@@ -235,7 +236,7 @@ class _Books:
             self._lean(LUCK, _Error(b0), n * (default - own))
             return
         rounded = (default / self._epochs[b0].epochs) ** 2 + (own / self._epochs[b].epochs) ** 2
-        self._alone[LUCK] += n * (self._scatter * (default - own) ** 2 + ROUNDING * rounded)
+        self._alone[LUCK] += n * (self._scatter * (default - own) ** 2 + ROUNDING * rounded + (READ_TO * own) ** 2)
         self._alone[TOTAL] += n * self._scatter * default**2
         self._lean(TOTAL, _Error(b0), n * default)
 
@@ -246,17 +247,21 @@ class _Books:
         at_w = costs.limit(batch_size, limit_w)
         if at_w is None:
             return
-        self._lean(name, _Error(batch_size, gpu, at_w), amount)
-        for scaled_w, share in costs.scaled_by.get(batch_size, {}).items():
-            self._lean(name, _Error(batch_size, gpu, scaled_w), -share * amount)
+        gpu_j = amount[0] - amount[3]
+        by_power = np.array([gpu_j, 0.0, costs.rates.eta * gpu_j, 0.0])
+        shares = [(at_w, 1.0), *((w, -share) for w, share in costs.scaled_by.get(batch_size, {}).items())]
+        for w, share in shares:
+            self._lean(name, _Error(batch_size, gpu, w, "speed"), share * amount)
+            self._lean(name, _Error(batch_size, gpu, w, "power"), share * by_power)
 
     def _lean(self, name: str, error: _Error, amount: Floats) -> None:
         self._leans[name][error] = self._leans[name].get(error, np.zeros(4)) + amount
 
 
 class _Error(NamedTuple):
-    """A relative error that amounts share: of mean epochs, or of a profile at one limit on one GPU."""
+    """A relative error that amounts share: of mean epochs, or of a profile's speed or power at one limit on one GPU."""
 
     batch_size: int
     gpu: str = ""
     limit_w: float | None = None
+    of: str = "epochs"

@@ -40,6 +40,7 @@ class RunView:
     def __init__(self, console: Console, job: Job, *, total: int, energy_source: EnergySource) -> None:
         self._console, self._job = console, job
         self._simulated = energy_source is EnergySource.SIMULATED
+        self._in_seconds = job.in_seconds or energy_source is EnergySource.NONE  # no sensor, no joules
         self._progress = progress_bar(console)
         self._task = self._progress.add_task("starting Prefect and MLflow", total=total)
 
@@ -62,9 +63,9 @@ class RunView:
             str(done.number),
             "→".join(str(observation.batch_size) for _, observation in done.attempts),
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
-            joules(done.energy_j),
+            "" if self._in_seconds else joules(done.energy_j),
             seconds(done.time_s),
-            joules(done.cost_j(self._job)),
+            seconds(done.time_s) if self._in_seconds else joules(done.cost_j(self._job)),
             Text("reached", style="green") if done.converged else Text("missed", style="red"),
             why=attempt.decision.reason.text,
         )
@@ -95,7 +96,7 @@ class RunView:
             self._console.print(table)
         for sentence in savings_sentences(saved):
             self._console.print(sentence, highlight=False)
-        if self._simulated and not saved.in_seconds:
+        if self._simulated and not self._in_seconds:
             self._console.print(
                 "[yellow]Simulated energy:[/] the training was real, the joules come from a model of the GPU."
             )
