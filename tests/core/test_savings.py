@@ -179,7 +179,7 @@ def test_a_run_of_the_default_batch_size_is_compared_with_its_own_epochs() -> No
     found = saved(history, job(mode=Mode.POWER))
     assert compared(found).baseline.energy_j == pytest.approx(default_energy(86))
     doubt = compared(found).total.high.energy_j - compared(found).total.amount.energy_j
-    assert doubt < 0.04 * default_energy(86)  # of the profile only: however much the epochs scatter
+    assert doubt < 0.05 * default_energy(86)  # of the profile only: however much the epochs scatter
 
 
 def test_the_default_is_scaled_to_each_recurrences_data() -> None:

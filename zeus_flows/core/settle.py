@@ -36,7 +36,7 @@ SCATTER, SCATTER_WEIGHT = 0.1, 6.0
 ROUNDING = 1 / 12
 #: How far off a profile's speed and power are at one limit, after a few measured seconds (and the best one was chosen
 #: by them); and what a run took, as it was read.
-PROFILED_TO, READ_TO = 0.012, 0.005
+PROFILED_TO, READ_TO = 0.011, 0.005
 
 
 def scatter(account: Account, era: Era) -> tuple[float, float]:
