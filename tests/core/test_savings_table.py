@@ -70,7 +70,7 @@ def test_what_is_in_no_saving_is_told() -> None:
     account = skip(killed(account), time_s=12.0)
     text = shown(savings(job(), account, profiles=profiles, overheads=overheads))
     assert "Lost to failures, kills or a target that was not reached: 2 recurrences (" in text
-    assert "Skipped by the drift gate, whose evaluations took the time: 1 recurrence (12 s)." in text
+    assert "Skipped by the drift gate: 1 recurrence; its evaluations took 12 s." in text
     assert "was not measured on their GPU or they were not measured completely: 1 recurrence (" in text
 
 

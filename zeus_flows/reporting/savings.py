@@ -77,7 +77,8 @@ def savings_sentences(saved: Savings) -> Iterator[str]:
     if apart.failed.count:
         yield f"Lost in recurrences that then reached the target: {_tally(apart.failed, saved, 'failed attempt')}."
     if apart.skipped.count:
-        yield f"Skipped by the drift gate, whose evaluations took the time: {_tally(apart.skipped, saved)}."
+        skipped = count(apart.skipped.count, "recurrence")
+        yield f"Skipped by the drift gate: {skipped}; its evaluations took {_took(apart.skipped, saved)}."
     if so_far is not None and so_far.spent.host_j:
         yield f"Energy includes {joules(so_far.spent.host_j)} of the machine beside its GPUs, in what ran."
 
@@ -160,8 +161,12 @@ def _source(default: Default) -> str:
 
 
 def _tally(tally: Tally, saved: Savings, what: str = "recurrence") -> str:
+    return f"{count(tally.count, what)} ({_took(tally, saved)})"
+
+
+def _took(tally: Tally, saved: Savings) -> str:
     energy = "" if saved.in_seconds or not tally.took.energy_j else f", {joules(tally.took.energy_j)}"
-    return f"{count(tally.count, what)} ({seconds(tally.took.time_s)}{energy})"
+    return f"{seconds(tally.took.time_s)}{energy}"
 
 
 def _spent(table: Table, columns: tuple[_Column, ...], so_far: Compared) -> None:
