@@ -1,155 +1,351 @@
-"""What was saved against the default: b0 at the maximum power limit, trained to the same target.
+"""What was saved against the default: b0 at the power limit that was there before, trained to the same target.
 
-Every saving has two parts that sum to it: what the power limit brings at b0, and what the batch size brings on
-top. The default itself is not run again and again to be compared with; what it would have taken is estimated from
-b0's runs and b0's profile, for each recurrence's own amount of data.
+The fold keeps an `Account` (`advance`, `skip`, `killed`, `close`); `savings` tells from it what may be said, each
+figure with an interval that holds the truth nine times in ten. The default need not run again and again to be compared
+with: what it would have taken comes from b0's runs of the same era and b0's profile, for each recurrence's own amount
+of data. Where b0 has not run since epochs changed, the baseline is not known, and is not guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from zeus_flows.core.bandit import Runs
-from zeus_flows.core.cost import attempt_cost
-from zeus_flows.core.power import best_limit
-from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, Observation, PowerProfile
+from scipy.special import stdtrit
+
+from zeus_flows.core.account import NO_AMOUNT, Account, Amount, Era, Settled, Took, booked, given_up, tunes_batch_size
+from zeus_flows.core.cost import price
+from zeus_flows.core.expected import Known, Profiles, costs_on
+from zeus_flows.core.records import EnergySource, Job, Mode, Observation, jsonable
+from zeus_flows.core.settle import (
+    BATCH_SIZE,
+    LEARNING,
+    LINES,
+    LUCK,
+    POWER_LIMIT,
+    TOTAL,
+    forecast,
+    scatter,
+    settle,
+)
+
+__all__ = [
+    "BATCH_SIZE",
+    "LEARNING",
+    "LUCK",
+    "POWER_LIMIT",
+    "TOTAL",
+    "Account",
+    "Amount",
+    "Apart",
+    "Compared",
+    "Default",
+    "Line",
+    "Savings",
+    "Tally",
+    "advance",
+    "close",
+    "document",
+    "killed",
+    "savings",
+    "series",
+    "skip",
+]
+
+COVERAGE = 0.9  # of every interval
+_ROUNDING = 1e-9  # a share of the baseline below which an amount is nothing but rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
-    """Energy in joules, time in seconds, and cost in joules by the job's objective."""
+class Line:
+    """A saving with its interval; negative where the default would have taken less."""
 
-    energy_j: float = 0.0
-    time_s: float = 0.0
-    cost_j: float = 0.0
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.energy_j + other.energy_j, self.time_s + other.time_s, self.cost_j + other.cost_j)
-
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.energy_j - other.energy_j, self.time_s - other.time_s, self.cost_j - other.cost_j)
-
-    def percent_of(self, whole: Amount) -> Amount:
-        """Return each figure in percent of another's; 0 where there is nothing to compare with."""
-        pairs = zip(_figures(self), _figures(whole), strict=True)
-        return Amount(*(100 * part / of if of else 0.0 for part, of in pairs))
+    name: str
+    amount: Amount
+    low: Amount
+    high: Amount
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """A saving, and its parts.
+class Compared:
+    """Recurrences against what the default would have taken.
 
     Attributes:
-        baseline: What the default would have taken: b0 at the maximum power limit.
-        power: From (b0, maximum limit) to (b0, best limit).
-        batch_size: From (b0, best limit) to what ran or would run; what exploring cost is in here.
+        recurrences: How many.
+        baseline: What the default would have taken.
+        total: What was saved in all.
+        lines: By what; they add up to the total.
     """
 
+    recurrences: int
     baseline: Amount
-    power: Amount
-    batch_size: Amount
+    total: Line
+    lines: tuple[Line, ...] = ()
 
     @property
-    def total(self) -> Amount:
-        """Both parts together; negative where the default would have been cheaper."""
-        return self.power + self.batch_size
+    def spent(self) -> Amount:
+        """What ran took."""
+        return self.baseline - self.total.amount
 
-    @property
-    def percent(self) -> Amount:
-        """The total in percent of the baseline."""
-        return self.total.percent_of(self.baseline)
+    def line(self, name: str) -> Line | None:
+        """Return the line of that name; None where the job has none."""
+        return next((line for line in self.lines if line.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """So many, and what they took."""
+
+    count: int = 0
+    took: Amount = NO_AMOUNT
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What is in no saving.
+
+    Attributes:
+        lost: Recurrences that did not reach the target: failed, killed, cancelled, given up.
+        failed: Attempts that failed in recurrences that then reached it.
+        skipped: Recurrences that a drift gate skipped; what its evaluation took.
+        not_compared: Recurrences on GPUs on which the default is not known, or not measured completely.
+        unknown: Recurrences since epochs changed and before the default ran again.
+    """
+
+    lost: Tally = Tally()
+    failed: Tally = Tally()
+    skipped: Tally = Tally()
+    not_compared: Tally = Tally()
+    unknown: Tally = Tally()
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """What savings are measured against, on the newest GPU, and what is best there.
+
+    Attributes:
+        batch_size: b0.
+        limit_w: The power limit that was there before, per GPU; None where it is not known.
+        runs: Runs of b0 that reached the target, in the eras that are compared.
+        controls: How many of them were control runs.
+        unchanged: Recurrences in which nothing was to be changed; control runs are among them.
+        best_batch_size: b*; None where nothing can be said.
+        best_limit_w: Its best limit; None where it has no profile.
+    """
+
+    batch_size: int
+    limit_w: float | None = None
+    runs: int = 0
+    controls: int = 0
+    unchanged: int = 0
+    best_batch_size: int | None = None
+    best_limit_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """What was saved.
+    """What was saved, and what may be said beside it.
 
     Attributes:
+        mode: How much the job may change now.
         energy_source: Where the joules come from; simulated ones must be shown as such.
-        recurrences: How many recurrences are compared: those on GPUs that b0 was profiled on.
-        so_far: All their attempts (failed ones and profiling included) against the default.
-        from_now_on: One run of the best known batch size at its best limit against the default.
-        best_batch_size: That batch size.
+        in_seconds: There are no joules: energies are 0, and costs are seconds.
+        default: What it is measured against.
+        so_far: All recurrences that can be compared; None where none can.
+        from_now_on: One run of the best batch size at its best limit against the default, as expected.
+        apart: What is in no saving.
+        unknown_since: The recurrence since which the baseline is not known; None where it is.
+        why: Why it is not; empty where it is.
     """
 
+    mode: Mode
     energy_source: EnergySource
-    recurrences: int
-    so_far: Saving
-    from_now_on: Saving
-    best_batch_size: int
+    in_seconds: bool
+    default: Default
+    so_far: Compared | None
+    from_now_on: Compared | None
+    apart: Apart
+    unknown_since: int | None = None
+    why: str = ""
 
 
-def savings(job: Job, observations: Iterable[Observation]) -> Savings | None:
-    """Return what was saved, or None until b0 has a converged run and a complete profile.
+def advance(
+    job: Job,
+    account: Account,
+    observation: Observation,
+    *,
+    profiles: Profiles,
+    overheads: Known,
+    boundary: int = 0,
+) -> Account:
+    """Return the account after one more observation, which must come after those before: (recurrence, attempt).
 
     Args:
-        job: What recurs.
-        observations: Its history, of one energy source, in the order (recurrence, attempt).
+        job: Whose.
+        account: Before.
+        observation: What happened.
+        profiles: What is known of power limits after it, by (batch size, GPU).
+        overheads: What runs take beside their steps, likewise.
+        boundary: How many of the newest runs that reached the target began a new era: 0, this one, or 2 where the one
+            before it was the first of two surprises.
     """
-    history = list(observations)
-    epochs = _mean_epochs(history)
-    profiles = {(o.batch_size, o.gpu.key): o.profile for o in history if _complete(o.profile)}
-    b0 = job.default_batch_size
-    compared = [o for o in history if (b0, o.gpu.key) in profiles]
-    if b0 not in epochs or not compared:
-        return None
+    account, reached = booked(job, account, observation)
+    if reached is None:
+        return account
+    before = account.newest
+    if boundary:
+        ended, kept = (before, None) if boundary == 1 else (None, before)
+        account = close(job, replace(account, newest=ended), profiles=profiles, overheads=overheads)
+        before = kept
+    return replace(account, era=account.era.add(before), newest=reached)
 
-    baseline = tuned = Amount()
-    begun: set[int] = set()
-    for o in compared:
-        if o.recurrence not in begun:
-            begun.add(o.recurrence)
-            at_b0 = profiles[b0, o.gpu.key]
-            assert at_b0 is not None
-            baseline += _run(job, at_b0, _maximum(at_b0), epochs[b0] * o.samples_per_epoch)
-            tuned += _run(job, at_b0, best_limit(job, at_b0), epochs[b0] * o.samples_per_epoch)
 
-    newest = compared[-1]
-    here = {b: p for (b, key), p in profiles.items() if key == newest.gpu.key and p is not None and b in epochs}
-    runs = {b: _run(job, p, best_limit(job, p), epochs[b] * newest.samples_per_epoch) for b, p in here.items()}
-    offered = {b: run for b, run in runs.items() if b in job.batch_sizes}
-    best = min(offered, key=lambda b: (offered[b].cost_j, b))
-    once = _run(job, here[b0], _maximum(here[b0]), epochs[b0] * newest.samples_per_epoch)
+def close(job: Job, account: Account, *, profiles: Profiles, overheads: Known) -> Account:
+    """Return the account with the present era ended: what is known now settles it."""
+    era = account.era.add(account.newest)
+    if not era.first:
+        return account
+    closed = account.closed + settle(job, account, era, profiles=profiles, overheads=overheads)
+    return replace(account, closed=closed, era=Era(), newest=None)
+
+
+def skip(account: Account, *, time_s: float = 0.0, energy_j: float = 0.0) -> Account:
+    """Return the account after a recurrence that a drift gate skipped; its evaluation took that."""
+    return replace(account, skipped=account.skipped + Took(1, energy_j, time_s))
+
+
+def killed(account: Account) -> Account:
+    """Return the account after a recurrence of which nothing was observed."""
+    return replace(account, lost=account.lost + Took(1))
+
+
+def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known) -> Savings:
+    """Return what may be said of what was saved, by what is known now."""
+    account, era = given_up(account), account.era.add(account.newest)
+    now = settle(job, account, era, profiles=profiles, overheads=overheads)
+    known = account.closed + now
+    quantile = float(stdtrit(scatter(account, era)[1], 0.5 + COVERAGE / 2))
+    costs = costs_on(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
+    ahead = forecast(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
+    why, since = _unknown(job, account, era, now)
     return Savings(
-        energy_source=newest.energy_source,
-        recurrences=len(begun),
-        so_far=Saving(baseline, power=baseline - tuned, batch_size=tuned - _spent(job, compared)),
-        from_now_on=Saving(once, power=once - runs[b0], batch_size=runs[b0] - runs[best]),
-        best_batch_size=best,
+        mode=job.mode,
+        energy_source=account.energy_source,
+        in_seconds=job.in_seconds,
+        default=Default(
+            job.default_batch_size,
+            limit_w=costs.before_w,
+            runs=known.default_runs,
+            controls=known.controls,
+            unchanged=known.unchanged,
+            best_batch_size=None if ahead is None else ahead[1],
+            best_limit_w=None if ahead is None else ahead[2],
+        ),
+        so_far=_compared(job, known, quantile, LINES) if known.recurrences else None,
+        from_now_on=None if ahead is None else _compared(job, ahead[0], quantile, (POWER_LIMIT, BATCH_SIZE)),
+        apart=_apart(job, account, known),
+        unknown_since=since,
+        why=why,
     )
 
 
-def _mean_epochs(history: Sequence[Observation]) -> dict[int, float]:
-    epochs: dict[int, Runs] = {}
-    for o in history:
-        if o.converged:
-            epochs[o.batch_size] = epochs.get(o.batch_size, Runs()).add(o.epochs)
-    return {b: runs.mean for b, runs in epochs.items()}
+def series(saved: Savings) -> dict[str, float]:
+    """Return the figures as metrics, by name; cost in joules, or in seconds where there are none.
+
+    Without a baseline there are none but what is lost and skipped.
+    """
+    figures: dict[str, float] = {}
+    if saved.so_far is not None:
+        total, unit = saved.so_far.total, "s" if saved.in_seconds else "j"
+        figures["zf.saved/time_s"] = total.amount.time_s
+        if not saved.in_seconds:
+            figures["zf.saved/energy_j"] = total.amount.energy_j
+            figures["zf.saved/energy_low_j"] = total.low.energy_j
+            figures["zf.saved/energy_high_j"] = total.high.energy_j
+        figures[f"zf.saved/cost_{unit}"] = total.amount.cost_j
+        figures[f"zf.saved/cost_low_{unit}"] = total.low.cost_j
+        figures[f"zf.saved/cost_high_{unit}"] = total.high.cost_j
+        figures["zf.saved/cost_percent"] = total.amount.percent_of(saved.so_far.baseline).cost_j
+        for line in saved.so_far.lines:
+            figures[f"zf.saved/by_{line.name.replace(' ', '_')}_{unit}"] = line.amount.cost_j
+        figures["zf.saved/recurrences"] = float(saved.so_far.recurrences)
+    figures["zf.saved/lost_recurrences"] = float(saved.apart.lost.count)
+    figures["zf.saved/skipped_recurrences"] = float(saved.apart.skipped.count)
+    return figures
 
 
-def _complete(profile: PowerProfile | None) -> bool:
-    return profile is not None and profile.complete and bool(profile.measurements)
+def document(saved: Savings) -> dict[str, Any]:
+    """Return the savings as JSON values; without joules where there are none."""
+    plain: dict[str, Any] = _without_joules(jsonable(saved)) if saved.in_seconds else jsonable(saved)
+    return plain
 
 
-def _maximum(profile: PowerProfile) -> LimitMeasurement:
-    return max(profile.measurements, key=lambda m: m.power_limit_w)
+def _without_joules(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_joules(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {k: _without_joules(v) for k, v in value.items() if k not in ("energy_j", "host_j")}
+    return {"cost_s" if k == "cost_j" else k: v for k, v in kept.items()}
 
 
-def _run(job: Job, profile: PowerProfile, at: LimitMeasurement, samples: float) -> Amount:
-    """Return what training on so many samples takes at one power limit."""
-    time_s = samples / at.samples_per_s
-    return _amount(job, time_s * at.average_power_w, time_s, profile.gpu.max_power_w)
+def _compared(job: Job, known: Settled, quantile: float, names: tuple[str, ...]) -> Compared:
+    lines = []
+    for name in (*names, TOTAL):
+        errors = [quantile * math.sqrt(max(variance, 0.0)) for variance in known.variances[name].figures]
+        lines.append(_line(job, name, known.lines[name], Amount(*errors), known.baseline))
+    *parts, total = lines
+    shown = [p for p in parts if p.name != BATCH_SIZE or tunes_batch_size(job) or p.amount != NO_AMOUNT]
+    return Compared(known.recurrences, _shown(job, known.baseline, known.baseline), total, tuple(shown))
 
 
-def _spent(job: Job, observations: Iterable[Observation]) -> Amount:
-    return sum((_amount(job, o.energy_j, o.time_s, o.gpu.max_power_w) for o in observations), Amount())
+def _line(job: Job, name: str, amount: Amount, error: Amount, scale: Amount) -> Line:
+    return Line(
+        name,
+        _shown(job, amount, scale),
+        _shown(job, amount - error, scale),
+        _shown(job, amount + error, scale),
+    )
 
 
-def _amount(job: Job, energy_j: float, time_s: float, max_power_w: float) -> Amount:
-    cost_j = attempt_cost(energy_j=energy_j, time_s=time_s, eta=job.objective_eta, max_power_w=max_power_w)
-    return Amount(energy_j, time_s, cost_j)
+def _shown(job: Job, amount: Amount, scale: Amount) -> Amount:
+    """Return an amount without what is only rounding, and without joules where there are none."""
+    pairs = zip(amount.figures, scale.figures, strict=True)
+    clean = Amount(*(value if abs(value) > _ROUNDING * abs(of) else 0.0 for value, of in pairs))
+    return replace(clean, energy_j=0.0, host_j=0.0) if job.in_seconds else clean
 
 
-def _figures(amount: Amount) -> tuple[float, float, float]:
-    return amount.energy_j, amount.time_s, amount.cost_j
+def _unknown(job: Job, account: Account, era: Era, now: Settled) -> tuple[str, int | None]:
+    """Return why the baseline is not known, and since which recurrence; nothing where it is."""
+    b0 = job.default_batch_size
+    if now.recurrences or not era.first:
+        return ("" if now.recurrences or account.closed.recurrences else "no recurrence has reached the target", None)
+    if now.unknown.count:
+        changed = " since epochs changed" if _has_ended(account.closed) else ""
+        return f"batch size {b0} has not reached the target{changed}", era.first
+    if not now.not_compared.count:
+        return "", None
+    return f"batch size {b0} was not measured on {account.gpu}, or not completely", era.first
+
+
+def _has_ended(closed: Settled) -> bool:
+    return bool(closed.recurrences or closed.unknown.count or closed.not_compared.count)
+
+
+def _apart(job: Job, account: Account, known: Settled) -> Apart:
+    rates = price(job, account.max_power_w.get(account.gpu, 0.0))
+
+    def tally(took: Took) -> Tally:
+        energy_j = took.energy_j + took.host_j
+        amount = Amount(energy_j, took.time_s, rates.of(energy_j, took.time_s), took.host_j)
+        return Tally(took.count, _shown(job, amount, NO_AMOUNT))
+
+    return Apart(
+        lost=tally(account.lost),
+        failed=tally(account.failed),
+        skipped=tally(account.skipped),
+        not_compared=tally(known.not_compared),
+        unknown=tally(known.unknown),
+    )

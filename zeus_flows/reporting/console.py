@@ -14,6 +14,7 @@ from rich.text import Text
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job
 from zeus_flows.core.savings import Savings
 from zeus_flows.recurrence import Recurrence
+from zeus_flows.reporting.savings import savings_sentences, savings_table
 from zeus_flows.reporting.text import describe_arm, joules, seconds
 
 _COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 7))
@@ -37,8 +38,9 @@ class RunView:
     """
 
     def __init__(self, console: Console, job: Job, *, total: int, energy_source: EnergySource) -> None:
-        self._console, self._job, self._total = console, job, total
+        self._console, self._job = console, job
         self._simulated = energy_source is EnergySource.SIMULATED
+        self._in_seconds = job.in_seconds or energy_source is EnergySource.NONE  # no sensor, no joules
         self._progress = progress_bar(console)
         self._task = self._progress.add_task("starting Prefect and MLflow", total=total)
 
@@ -61,9 +63,9 @@ class RunView:
             str(done.number),
             "→".join(str(observation.batch_size) for _, observation in done.attempts),
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
-            joules(done.energy_j),
+            "" if self._in_seconds else joules(done.energy_j),
             seconds(done.time_s),
-            joules(done.cost_j(self._job)),
+            seconds(done.time_s) if self._in_seconds else joules(done.cost_j(self._job)),
             Text("reached", style="green") if done.converged else Text("missed", style="red"),
             why=attempt.decision.reason.text,
         )
@@ -80,32 +82,21 @@ class RunView:
         if not wide:
             self._console.print(Padding(Text(why, style=style), (0, 0, 0, _COLUMNS[0][1] + 1)))
 
-    def summary(self, saved: Savings | None, *, default_runs: int, skipped: int = 0) -> None:
-        """Show what was saved against the default: so far, and per recurrence from now on.
+    def summary(self, saved: Savings | None) -> None:
+        """Show what was saved against the default, so far and from now on, and what is in no saving.
 
         Args:
-            saved: The savings; None while they cannot be told.
-            default_runs: Converged runs of the default batch size, from which its cost is estimated.
-            skipped: Recurrences that the drift gate has just skipped; what they saved is not in the table.
+            saved: The savings; None while nothing was observed.
         """
         self._console.print()
-        if skipped:
-            self._console.print(
-                f"{skipped} of these {self._total} recurrences {'was' if skipped == 1 else 'were'} skipped by the "
-                "drift gate; the table below is about those that trained."
-            )
         if saved is None:
-            self._console.print(
-                "What was saved is not known yet: "
-                "the default batch size needs a converged run and a full power profile."
-            )
+            self._console.print("What was saved is not known yet: nothing was observed.")
             return
-        self._console.print(_savings_table(self._job, saved))
-        self._console.print(
-            f"What the default would have taken is estimated from {default_runs} converged "
-            f"run{'' if default_runs == 1 else 's'} of batch size {self._job.default_batch_size} and its power profile."
-        )
-        if self._simulated:
+        if (table := savings_table(saved)) is not None:
+            self._console.print(table)
+        for sentence in savings_sentences(saved):
+            self._console.print(sentence, highlight=False)
+        if self._simulated and not self._in_seconds:
             self._console.print(
                 "[yellow]Simulated energy:[/] the training was real, the joules come from a model of the GPU."
             )
@@ -120,34 +111,6 @@ class RunView:
             self._console.print(f"\nTo look at the runs:  {command}\nthen open             {url}", soft_wrap=True)
         else:
             self._console.print(f"\nThe runs are at {url}", soft_wrap=True)
-
-
-def _savings_table(job: Job, saved: Savings) -> Table:
-    default = f"batch size {job.default_batch_size} at maximum power"
-    mark = " · SIMULATED" if saved.energy_source is EnergySource.SIMULATED else ""
-    table = Table(title=f"Saved against the default ({default}){mark}", title_justify="left")
-    for name in ("", "energy", "time", "cost"):
-        table.add_column(name, justify="left" if not name else "right")
-    parts = (
-        (f"{saved.recurrences} recurrences so far", saved.so_far),
-        (f"each from now on, at {saved.best_batch_size}", saved.from_now_on),
-    )
-    for name, saving in parts:
-        table.add_section()
-        for label, amount, style in (
-            (name, saving.total, "bold"),
-            ("  by the power limit", saving.power, ""),
-            ("  by the batch size", saving.batch_size, ""),
-        ):
-            share = amount.percent_of(saving.baseline)
-            table.add_row(
-                label,
-                f"{joules(amount.energy_j)} ({share.energy_j:.0f} %)",
-                f"{seconds(amount.time_s)} ({share.time_s:.0f} %)",
-                f"{joules(amount.cost_j)} ({share.cost_j:.0f} %)",
-                style=style,
-            )
-    return table
 
 
 def show_decision(
