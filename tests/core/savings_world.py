@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.early_stop import NoCut, epochs_allowed
-from zeus_flows.core.overheads import Overheads
+from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import (
     Decision,
     EnergySource,
@@ -215,7 +215,13 @@ class Simulated:
         self._rng = np.random.default_rng([world.seed, 3])
 
     def train(
-        self, job: Job, decision: Decision, profile: PowerProfile | None, report: Callable[[EpochReport], None]
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        *,
+        overheads: Overheads = NOTHING,
     ) -> Observation:
         """Return how an attempt goes."""
         world, b, number = self.world, decision.batch_size, decision.recurrence
@@ -361,7 +367,7 @@ def live(world: World) -> History:
             if o.profile is not None:
                 profiles[key] = o.profile
             if o.parts is not None and o.outcome is not Outcome.FAILED:
-                overheads[key] = overheads.get(key, Overheads(host_w=world.host_w)).add(o.parts, epochs=o.epochs)
+                overheads[key] = overheads.get(key, Overheads(host_w=world.host_w)).add(o.parts)
             if pending and pending[-1].recurrence != o.recurrence:
                 pending = []
             pending.append(o)

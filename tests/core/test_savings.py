@@ -63,7 +63,7 @@ def fold(a_job: Job, observations: Iterable[Observation], boundaries: dict[int, 
         if o.profile is not None and o.profile.measurements:
             profiles[key] = o.profile
         if o.parts is not None:
-            overheads[key] = overheads.get(key, Overheads()).add(o.parts, epochs=o.epochs)
+            overheads[key] = overheads.get(key, Overheads()).add(o.parts)
         boundary = (boundaries or {}).get(o.recurrence, 0) if o.converged else 0
         account = advance(a_job, account, o, profiles=profiles, overheads=overheads, boundary=boundary)
     return account, profiles, overheads

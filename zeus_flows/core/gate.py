@@ -48,6 +48,7 @@ class GateCheck:
         text: The verdict, as a sentence.
         scores: Everything the evaluation returned, by name.
         time_s: How long it took.
+        energy_j: What the GPUs drew meanwhile; 0 where that was not measured.
     """
 
     question: Question
@@ -58,6 +59,7 @@ class GateCheck:
     text: str
     scores: Mapping[str, float] = field(default_factory=dict)
     time_s: float = 0.0
+    energy_j: float = 0.0
 
     @property
     def verdict(self) -> str:

@@ -74,6 +74,7 @@ def of_check(check: GateCheck) -> Values:
         "zf.gate/skipped": float(check.skips),
         "zf.gate/age": float(check.question.age),
         "zf.gate/time_s": check.time_s,
+        "zf.gate/energy_j": check.energy_j or None,
     }
 
 

@@ -37,7 +37,7 @@ class MemoryLedger:
     def __init__(self, job: Job, energy_source: EnergySource, store: MemoryStore | None = None) -> None:
         self._job, self._energy_source = job, energy_source
         self.store = store if store is not None else MemoryStore()
-        self._state = policy.initial(job)
+        self._state = policy.initial(job, account=False)
         self._folded = 0
         self._order = (0, 0)
 
@@ -51,7 +51,7 @@ class MemoryLedger:
         """Return the fold of all closed attempts, and what is in flight."""
         if self._folded != self._events:
             observations, gaps = self.observations(), self.gaps()
-            self._state = policy.fold(self._job, observations, gaps)
+            self._state = policy.fold(self._job, observations, gaps, account=False)
             self._folded = self._events
             self._order = max((*(o.order for o in observations), *((g.recurrence, 0) for g in gaps)), default=(0, 0))
         in_flight = [InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in self.store.open.values()]
@@ -67,7 +67,7 @@ class MemoryLedger:
         self.store.checks[number] = check
         if not check.skips or number in self.store.gaps:
             return
-        gap = Gap(number, skipped=True, time_s=check.time_s)
+        gap = Gap(number, skipped=True, time_s=check.time_s, energy_j=check.energy_j)
         in_step = self._folded == self._events and (number, 0) > self._order
         self.store.gaps[number] = (gap, self._job.fingerprint, self._energy_source)
         self.store.under_way.discard(number)

@@ -34,6 +34,7 @@ from typing import Final
 from zeus_flows.core import policy
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, jsonable, unobserved
+from zeus_flows.core.savings import series
 from zeus_flows.core.windows import Boundary, beliefs, best_arm
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.ledger import charts, codec, pages
@@ -149,7 +150,7 @@ class MlflowLedger(Reader):
         reached("after-gate")
         self._store.end(check_id)
         if check.skips:
-            self.close(number, pages.skipped(time_s=check.time_s))
+            self.close(number, pages.skipped(time_s=check.time_s, energy_j=check.energy_j))
             reached("after-skip")
 
     def decided(
@@ -250,9 +251,11 @@ class MlflowLedger(Reader):
         Whoever is killed on the way leaves it open: it is ended again, or by the janitor, and nothing is missing.
         """
         if observations:
-            shown = charts.metrics(charts.of_recurrence(self._job, observations), step=recurrence, at_s=at_s)
-            learnt = self._learnt(recurrence, observations)
+            values, learnt = dict(charts.of_recurrence(self._job, observations)), self._learnt(recurrence, observations)
             tags = {} if learnt is None else self._belief_tags(learnt.after)
+            if learnt is not None and learnt.whole:
+                values |= series(policy.saved(self._job, learnt.after))
+            shown = charts.metrics(values, step=recurrence, at_s=at_s)
             self._store.log(self._window_of(recurrence), metrics=shown, tags=tags)
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:

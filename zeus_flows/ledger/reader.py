@@ -35,10 +35,15 @@ _WORTH_SAYING: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """The state after a recurrence, and the boundary that it makes, if any."""
+    """The state after a recurrence, and the boundary that it makes, if any.
+
+    Attributes:
+        whole: Whether the state has all sums; not where an earlier version wrote the snapshot it grew from.
+    """
 
     after: policy.State
     boundary: Boundary | None
+    whole: bool = True
 
 
 class Reader(Attempts):
@@ -79,6 +84,12 @@ class Reader(Attempts):
             under_way=tuple(sorted(r for r in page.claims if r not in page.ended and r >= window.counts_from)),
             set_aside=set_aside.read_set_aside(window.tags),
         )
+
+    def state(self) -> policy.State:
+        """Return the fold that the next decision would be taken on; writes nothing."""
+        if self._find_root(make=False) is None:
+            return policy.initial(self._job)
+        return self._fold(self._look(), keep=False, outdated=False)[0]
 
     def unfinished(self) -> tuple[tuple[OpenAttempt, ...], Page]:
         """Return the attempts without an observation, and the pages on which recurrences may not have ended."""
@@ -363,7 +374,8 @@ class Reader(Attempts):
         for observation in observations:
             after = policy.advance(self._job, after, observation)
         so_far = self._so_far(window, recurrence)
-        return Learnt(after, boundary(self._job, before, after, observations, recurrences=so_far))
+        ended = boundary(self._job, before, after, observations, recurrences=so_far)
+        return Learnt(after, ended, whole=known is None or known.whole)
 
     def _so_far(self, window: Window, recurrence: int) -> int:
         """Return how many recurrences of a window counted, up to one that does; 0 where no window can be full."""

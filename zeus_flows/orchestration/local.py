@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from zeus_flows.core import policy
-from zeus_flows.core.records import Ask, EnergySource, Job, Mode, Observation, decision_seed, jsonable
-from zeus_flows.core.savings import savings
+from zeus_flows.core import policy, savings
+from zeus_flows.core.records import Ask, EnergySource, Job, Mode, decision_seed, jsonable
 from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
 from zeus_flows.job import JobFile, SimulatedGpu, load_job
 from zeus_flows.recurrence import Recurrence
@@ -51,44 +50,39 @@ def run(request: Request) -> int:
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
     load_gate(job_file)
-    view = RunView(
-        Console(stderr=request.as_json),
-        job_file.core(),
-        total=request.recurrences,
-        energy_source=trainer.energy_source,
-    )
-    done: list[Recurrence] = []
+    source, done = trainer.energy_source, list[Recurrence]()
+    job = job_file.core(source)
+    view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
     with view.live():
         quiet_libraries()
         for _ in range(request.recurrences):
             done.append(_run_flow(request, uri))
             view.recurrence(done[-1])
-    observations, experiment_id = _history(job_file, uri, trainer.energy_source)
-    saved = savings(job_file.core(), observations)
+        job = _in_fleet(job_file).core(source)
+        saved, experiment_id = _saved(job_file, job, uri, source)
     if request.as_json:
-        document = _document(job_file, uri, trainer.energy_source) | {
-            "recurrences": [_recurrence(job_file.core(), recurrence) for recurrence in done],
-            "savings": jsonable(saved),
-        }
-        click.echo(json.dumps(document, indent=2))
+        told = None if saved is None else savings.document(saved)
+        recurrences = [_recurrence(job, recurrence) for recurrence in done]
+        click.echo(
+            json.dumps(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told}, indent=2)
+        )
     elif experiment_id is None:
         view.say(
             "MLflow does not answer: what these recurrences brought is kept and will be delivered by the next one."
         )
     else:
-        at_default = [o for o in observations if o.converged and o.batch_size == job_file.default_batch_size]
-        view.summary(saved, default_runs=len(at_default), skipped=sum(recurrence.skipped for recurrence in done))
+        view.summary(saved)
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
 
-def _history(job_file: JobFile, uri: str, source: EnergySource) -> tuple[tuple[Observation, ...], str | None]:
-    """Return the observations and their experiment; nothing and None where MLflow does not answer."""
-    ledger = _ledger(job_file, uri, source)
+def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
+    """Return what was saved so far and the job's experiment; None and None where MLflow does not answer."""
+    ledger = _ledger(job_file, job, uri, source)
     try:
-        return ledger.observations(), ledger.experiment_id
+        return policy.saved(job, ledger.state()), ledger.experiment_id
     except StoreUnavailable:
-        return (), None
+        return None, None
 
 
 def dry_run(request: Request) -> int:
@@ -96,24 +90,27 @@ def dry_run(request: Request) -> int:
     job_file, settings = request.job_file(), read_settings()
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
-    job = job_file.core()
-    observations: tuple[Observation, ...] = ()
-    number = 1
+    quiet_libraries()
+    job = _in_fleet(job_file).core(trainer.energy_source)
+    state, number, set_aside = policy.initial(job), 1, None
     if _exists(uri):
-        quiet_libraries()
-        ledger = _ledger(job_file, uri, trainer.energy_source)
-        observations, number = ledger.observations(), ledger.last_recurrence() + 1
+        ledger = _ledger(job_file, job, uri, trainer.energy_source)
+        state, number, set_aside = ledger.state(), ledger.last_recurrence() + 1, ledger.would_set_aside()
     decision = policy.decide(
         job,
-        policy.fold(job, observations),
+        state,
         Ask(number, 1, decision_seed(job.seed, number, 1), gpu=trainer.gpu, power_limits_w=trainer.power_limits_w),
     )
     if request.as_json:
-        document = _document(job_file, uri, trainer.energy_source) | {"decision": jsonable(decision)}
+        document = _document(job_file, uri, trainer.energy_source)
+        document |= {"decision": jsonable(decision), "set_aside": set_aside}
         click.echo(json.dumps(document, indent=2))
     else:
-        gated = job_file.gate is not None and job.mode is Mode.FULL and any(o.converged for o in observations)
-        show_decision(Console(), job, decision, gpu=trainer.gpu, observations=len(observations), gated=gated)
+        gated = job_file.gate is not None and job.mode is Mode.FULL and state.newest_model is not None
+        console = Console()
+        show_decision(console, job, decision, gpu=trainer.gpu, observations=state.observations, gated=gated)
+        if set_aside:
+            console.print(set_aside)
     return 0
 
 
@@ -135,10 +132,17 @@ def _run_flow(request: Request, uri: str) -> Recurrence:
         ) from None
 
 
-def _ledger(job_file: JobFile, uri: str, energy_source: EnergySource) -> MlflowLedger:
+def _in_fleet(job_file: JobFile) -> JobFile:
+    """Return the job in the fleet's mode, as its recurrences would run it."""
+    from zeus_flows.orchestration.fleet import with_fleet_mode
+
+    return with_fleet_mode(job_file)
+
+
+def _ledger(job_file: JobFile, job: Job, uri: str, energy_source: EnergySource) -> MlflowLedger:
     from zeus_flows.ledger.open import open_direct
 
-    return open_direct(job_file.core(), tracking_uri=uri, energy_source=energy_source)
+    return open_direct(job, tracking_uri=uri, energy_source=energy_source, comparable=job_file.comparable)
 
 
 def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> str:

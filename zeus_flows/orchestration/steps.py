@@ -11,10 +11,10 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, Observation
+from zeus_flows.core.records import Decision, Job, Observation
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.recurrence import Attempt, LocalSteps
-from zeus_flows.reporting.text import describe_arm, joules
+from zeus_flows.reporting.text import cost_text, describe_arm
 from zeus_flows.training.trainer import AttemptFailed
 
 
@@ -87,7 +87,7 @@ class PrefectSteps:
         attempt = _decide(self._local, recurrence, earlier)
         create_table_artifact(
             key=f"{self._key}-decision",
-            table=decision_table(attempt.decision),
+            table=decision_table(self._local.job, attempt.decision),
             description=attempt.decision.reason.text,
         )
         create_link_artifact(
@@ -113,14 +113,14 @@ class PrefectSteps:
         self._local.end(recurrence, observations)
 
 
-def decision_table(decision: Decision) -> list[dict[str, str]]:
+def decision_table(job: Job, decision: Decision) -> list[dict[str, str]]:
     """Return the beliefs behind a decision, a row per arm, the chosen one marked."""
     return [
         {
             "batch size": f"{arm.batch_size} ←" if arm.batch_size == decision.batch_size else str(arm.batch_size),
             "what is known": describe_arm(arm),
-            "expected cost": "" if arm.expected_cost_j is None else joules(arm.expected_cost_j),
-            "drawn": "" if arm.sampled_cost_j is None else joules(arm.sampled_cost_j),
+            "expected cost": "" if arm.expected_cost_j is None else cost_text(job, arm.expected_cost_j),
+            "drawn": "" if arm.sampled_cost_j is None else cost_text(job, arm.sampled_cost_j),
         }
         for arm in decision.reason.arms
     ] or [{"batch size": f"{decision.batch_size} ←", "what is known": decision.reason.text}]

@@ -15,7 +15,7 @@ from zeus_flows.core.records import Decision, EnergySource, Gpu, Job
 from zeus_flows.core.savings import Savings
 from zeus_flows.recurrence import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table
-from zeus_flows.reporting.text import describe_arm, joules, seconds
+from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds
 
 _COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 7))
 _WIDE = 120
@@ -65,7 +65,7 @@ class RunView:
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
             "" if self._in_seconds else joules(done.energy_j),
             seconds(done.time_s),
-            seconds(done.time_s) if self._in_seconds else joules(done.cost_j(self._job)),
+            cost_text(self._job, done.cost_j(self._job)),
             Text("reached", style="green") if done.converged else Text("missed", style="red"),
             why=attempt.decision.reason.text,
         )
@@ -119,7 +119,8 @@ def show_decision(
     """Show a decision and the beliefs behind it; `gated` where a drift gate will be asked before."""
     console.print(
         f"{job.name} on {gpu.key}: recurrence {decision.recurrence} would train at batch size "
-        f"[bold]{decision.batch_size}[/], by {decision.policy} on {observations} observations:\n"
+        f"[bold]{decision.batch_size}[/], by {decision.policy} on {observations} "
+        f"observation{'' if observations == 1 else 's'}:\n"
         f"  {decision.reason.text}"
     )
     table = Table("batch size", "what is known", "expected cost", "drawn")
@@ -127,8 +128,8 @@ def show_decision(
         table.add_row(
             str(arm.batch_size),
             describe_arm(arm),
-            "" if arm.expected_cost_j is None else joules(arm.expected_cost_j),
-            "" if arm.sampled_cost_j is None else joules(arm.sampled_cost_j),
+            "" if arm.expected_cost_j is None else cost_text(job, arm.expected_cost_j),
+            "" if arm.sampled_cost_j is None else cost_text(job, arm.sampled_cost_j),
             style="bold" if arm.batch_size == decision.batch_size else "",
         )
     if decision.reason.arms:

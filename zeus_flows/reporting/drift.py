@@ -12,7 +12,7 @@ from rich.table import Table
 from zeus_flows.core.records import ArmBelief, EnergySource, Job, Observation, jsonable
 from zeus_flows.core.windows import DriftWindow, fold_windows
 from zeus_flows.job import JobFile
-from zeus_flows.reporting.text import joules
+from zeus_flows.reporting.text import cost_text
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -122,7 +122,7 @@ def show_drift(console: Console, history: DriftHistory) -> None:
         cost = (
             ""
             if belief is None or belief.expected_cost_j is None
-            else f", about {joules(belief.expected_cost_j)} a run"
+            else f", about {cost_text(history.job, belief.expected_cost_j)} a run"
         )
         console.print(f"\nBest known now: batch size {now.best}{cost}.")
 
@@ -130,7 +130,8 @@ def show_drift(console: Console, history: DriftHistory) -> None:
 def _show_boundaries(console: Console, history: DriftHistory) -> None:
     """Print what ended each window, as its run says, and what changed across it, where that still counts."""
     changes = {
-        before.last: _change(before, after) for before, after in zip(history.windows, history.windows[1:], strict=False)
+        before.last: _change(history.job, before, after)
+        for before, after in zip(history.windows, history.windows[1:], strict=False)
     }
     for run in history.runs:
         if not run.evidence:
@@ -195,12 +196,12 @@ def _belief(window: DriftWindow, batch_size: int | None) -> ArmBelief | None:
     return next((arm for arm in window.beliefs if arm.batch_size == batch_size), None)
 
 
-def _change(before: DriftWindow, after: DriftWindow) -> str:
+def _change(job: Job, before: DriftWindow, after: DriftWindow) -> str:
     """Return what the best known arm was on either side of a boundary, and what it was thought to cost."""
     parts = []
     for window in (before, after):
         belief = _belief(window, window.best)
         if belief is None or belief.expected_cost_j is None:
             return ""
-        parts.append(f"{window.best} at about {joules(belief.expected_cost_j)}")
+        parts.append(f"{window.best} at about {cost_text(job, belief.expected_cost_j)}")
     return f"best known: {parts[0]} before, {parts[1]} at the end of the next window"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from zeus_flows.core.gate import GateCheck, Question, judge, read_scores
 from zeus_flows.core.records import Mode
 from zeus_flows.job import JobFile, Target
-from zeus_flows.training.trainer import load_function, what_happened
+from zeus_flows.training.trainer import Measure, load_function, timed, what_happened
 
 log = logging.getLogger(__name__)
 
@@ -28,26 +28,33 @@ class Gate:
         evaluate: Returns the metric on the new slice, or several by name; None where there is nothing to evaluate.
         target: What the model has to meet.
         max_age: Train again at the latest when the model is so many recurrences old.
+        measure: Runs the evaluation; returns what that returned, its seconds and its joules.
     """
 
-    def __init__(self, evaluate: Callable[[Question], object], target: Target, *, max_age: int | None = None) -> None:
-        self._evaluate, self._target, self._max_age = evaluate, target, max_age
+    def __init__(
+        self,
+        evaluate: Callable[[Question], object],
+        target: Target,
+        *,
+        max_age: int | None = None,
+        measure: Measure = timed,
+    ) -> None:
+        self._evaluate, self._target, self._max_age, self._measure = evaluate, target, max_age, measure
 
     def check(self, question: Question, mode: Mode) -> GateCheck:
         """Evaluate the newest model. An evaluation that breaks is told, and skips nothing."""
         metric, whose = self._target.metric, _whose(question)
         began = time.monotonic()
         try:
-            returned = self._evaluate(question)
+            returned, time_s, energy_j = self._measure(lambda: self._evaluate(question))
             read = None if returned is None else read_scores(returned, metric)
         except Exception as error:
             check = self.broken(question, error, time_s=time.monotonic() - began)
             log.warning("gate of recurrence %d: %s", question.recurrence, check.text, exc_info=error)
             return check
-        time_s = time.monotonic() - began
         if read is None:
             text = f"{whose} was not evaluated: the gate's function returned None, so a new one is trained"
-            return GateCheck(question, metric, None, False, False, text, time_s=time_s)
+            return GateCheck(question, metric, None, False, False, text, time_s=time_s, energy_j=energy_j)
         value, scores = read
         passes = self._target.reached(value)
         skips, end = judge(question, passes=passes, max_age=self._max_age, mode=mode)
@@ -56,7 +63,7 @@ class Gate:
         text = (
             f"{whose} {does} the target on the new slice ({metric} {value:.4g}, {sign} {self._target.value:g}), {end}"
         )
-        return GateCheck(question, metric, value, passes, skips, text, scores, time_s)
+        return GateCheck(question, metric, value, passes, skips, text, scores, time_s, energy_j)
 
     def broken(self, question: Question, error: BaseException, *, time_s: float = 0.0) -> GateCheck:
         """Return what is written of an evaluation that an exception ended."""
@@ -68,8 +75,12 @@ def _whose(question: Question) -> str:
     return f"the model of recurrence {question.trained_in}"
 
 
-def load_gate(job_file: JobFile) -> Gate | None:
+def load_gate(job_file: JobFile, *, measure: Measure = timed) -> Gate | None:
     """Return the gate that a job file names; None where it names none.
+
+    Args:
+        job_file: The job.
+        measure: See `Gate`.
 
     Raises:
         ConfigError: its function cannot be imported.
@@ -78,4 +89,8 @@ def load_gate(job_file: JobFile) -> Gate | None:
     if section is None:
         return None
     function = load_function(section.function, key="gate.function")
-    return Gate(lambda question: function(question, **section.parameters), job_file.target, max_age=section.max_age)
+
+    def evaluate(question: Question) -> object:
+        return function(question, **section.parameters)
+
+    return Gate(evaluate, job_file.target, max_age=section.max_age, measure=measure)

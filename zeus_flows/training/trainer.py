@@ -37,6 +37,8 @@ from zeus_flows.training.session import Session
 log = logging.getLogger(__name__)
 
 TrainFunction = Callable[..., object]
+#: Runs something; returns what that returned, its seconds, and its joules where they were measured, else 0.
+Measure = Callable[[Callable[[], object]], tuple[object, float, float]]
 
 _UPDATES = 50
 #: What an observation may hold of an exception: an MLflow param has room for 6,000 characters in all.
@@ -153,6 +155,19 @@ class LocalTrainer:
         self._forget(key)
         return observation
 
+    def measure(self, evaluate: Callable[[], object]) -> tuple[object, float, float]:
+        """Run an evaluation outside of an attempt; return what it returned, its seconds and its joules."""
+        try:
+            opened = self._open(self._job_file.default_batch_size)
+        except DeviceError:
+            return timed(evaluate)
+        with opened as gpus:
+            start = gpus.mark()
+            returned = evaluate()
+            gpus.evaluated()
+            span = gpus.since(start)
+        return returned, span.time_s, span.energy_j if span.complete else 0.0
+
     def _forget(self, key: tuple[int, int]) -> None:
         self._checkpoints.pop(key).close()
 
@@ -167,6 +182,12 @@ class LocalTrainer:
             shared=self._job_file.shared_gpu,
             zeusd=ZeusdAddress(self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token),
         )
+
+
+def timed(evaluate: Callable[[], object]) -> tuple[object, float, float]:
+    """Run an evaluation by the clock alone: a `Measure` without joules."""
+    began = time.monotonic()
+    return evaluate(), time.monotonic() - began, 0.0
 
 
 def load_function(spec: str, *, beside: Path | None = None, key: str = "train.function") -> TrainFunction:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from zeus_flows.core import savings
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.codec import from_plain
 from zeus_flows.core.cost import price
@@ -73,6 +74,7 @@ __all__ = [
     "is_control",
     "is_whole",
     "pass_over",
+    "saved",
     "to_json",
 ]
 
@@ -96,13 +98,19 @@ CONTROL = "control"  # the kind of reason a control recurrence has
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
 
-def initial(job: Job) -> State:
+def initial(job: Job, *, account: bool = True) -> State:
     """Return the state before any observation.
+
+    Args:
+        job: What recurs.
+        account: Keep what savings are told from.
 
     Raises:
         ConfigError: the job names a policy that does not exist.
     """
-    return State(belief=_policy(job).initial(job), settings=_settings(job))
+    return State(
+        belief=_policy(job).initial(job), settings=_settings(job), account=savings.Account() if account else None
+    )
 
 
 def advance(job: Job, state: State, observation: Observation) -> State:
@@ -116,12 +124,36 @@ def advance(job: Job, state: State, observation: Observation) -> State:
         learnt = lesson(job, changes.get("sample_costs", state.sample_costs), observation)
         if learnt is not None:
             changes["belief"] = _policy(job).learn(job, state.belief, learnt)
-    return changed(state, changes)
+    after = changed(state, changes)
+    return after if after.account is None else _accounted(job, state, after, observation)
 
 
-def fold(job: Job, observations: Iterable[Observation], gaps: Iterable[Gap] = ()) -> State:
+def saved(job: Job, state: State) -> savings.Savings:
+    """Return what was saved against the default, as far as it may be said."""
+    account = state.account or savings.Account()
+    return savings.savings(job, account, profiles=state.profiles, overheads=state.all_overheads(job))
+
+
+def _accounted(job: Job, before: State, after: State, observation: Observation) -> State:
+    """Return the state with an observation in its account; a reset begins a new era with the runs that it kept."""
+    assert after.account is not None
+    resets, kept = (getattr(state.belief, "resets", 0) for state in (before, after)), 0
+    if len(set(resets)) > 1:
+        kept = min(int(sum(after.belief.runs)), 2)
+    account = savings.advance(
+        job,
+        after.account,
+        observation,
+        profiles=after.profiles,
+        overheads=after.all_overheads(job),
+        boundary=kept,
+    )
+    return replace(after, account=account)
+
+
+def fold(job: Job, observations: Iterable[Observation], gaps: Iterable[Gap] = (), *, account: bool = True) -> State:
     """Return the state after all observations and gaps, whatever order they are given in."""
-    state = initial(job)
+    state = initial(job, account=account)
     events: list[tuple[tuple[int, int], Observation | Gap]] = [(o.order, o) for o in observations]
     events += [((gap.recurrence, 0), gap) for gap in gaps]
     for _, event in sorted(events, key=lambda item: item[0]):
@@ -131,7 +163,11 @@ def fold(job: Job, observations: Iterable[Observation], gaps: Iterable[Gap] = ()
 
 def pass_over(job: Job, state: State, gap: Gap) -> State:
     """Return the state after a recurrence without an observation; it must come after those already folded."""
-    return state
+    if state.account is None:
+        return state
+    if gap.skipped:
+        return replace(state, account=savings.skip(state.account, time_s=gap.time_s, energy_j=gap.energy_j))
+    return replace(state, account=savings.killed(state.account))
 
 
 def decide(job: Job, state: State, ask: Ask) -> Decision:
@@ -197,6 +233,7 @@ def to_json(state: State) -> dict[str, Any]:
         "overheads": [[b, key, jsonable(known)] for (b, key), known in state.overheads.items()],
         "host": jsonable(state.host),
         "limits_before_w": dict(state.limits_before_w),
+        "account": jsonable(state.account),
         "belief": jsonable(state.belief),
     }
 
@@ -229,6 +266,7 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         overheads={(int(b), str(key)): from_plain(Overheads, known) for b, key, known in data.get("overheads", ())},
         host=from_plain(Part, data.get("host", {})),
         limits_before_w={k: float(v) for k, v in data.get("limits_before_w", {}).items()},
+        account=from_plain(savings.Account, data.get("account") or {}),
     )
 
 

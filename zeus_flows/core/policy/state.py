@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zeus_flows.core.account import Account
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.cost import attempt_cost, observed_cost, price
 from zeus_flows.core.overheads import KEPT, NOTHING, Overheads, pooled
@@ -98,6 +99,7 @@ class State:
         overheads: What runs of each (batch size, GPU) take beside their steps.
         host: Energy and time of the machine beside its GPUs, where that was measured.
         limits_before_w: The power limit that was there before, by GPU.
+        account: Sums that savings are told from; None where nobody will ask, in a replay say.
         spent: What was spent, by GPU.
         current: Number, energy in joules and time in seconds of the newest recurrence so far.
         gpu: The GPU of the newest observation.
@@ -128,6 +130,7 @@ class State:
     overheads: Mapping[Key, Overheads] = field(default_factory=dict)
     host: Part = NO_PART
     limits_before_w: Mapping[str, float] = field(default_factory=dict)
+    account: Account | None = None
 
     def profile(self, batch_size: int, gpu: Gpu) -> PowerProfile | None:
         """Return the profile of a batch size on a GPU, complete or to be completed."""
@@ -151,6 +154,14 @@ class State:
         near = [known for (_, key), known in self.overheads.items() if key == gpu_key]
         known = pooled(near or self.overheads.values()) if self.overheads else NOTHING
         return (replace(known, host_w=host_w) if host_w else known), False
+
+    def all_overheads(self, job: Job) -> Mapping[Key, Overheads]:
+        """Return what runs of each (batch size, GPU) take beside their steps, the host included."""
+        host_w = self.host_w(job)
+        if not host_w:
+            return self.overheads
+        keys = {**dict.fromkeys(self.profiles), **dict.fromkeys(self.rates), **dict.fromkeys(self.overheads)}
+        return {key: replace(self.overheads.get(key, NOTHING), host_w=host_w) for key in keys}
 
     def arm_cost(self, job: Job, batch_size: int, gpu_key: str, samples: float) -> ArmCost | None:
         """Return what a run of an arm costs for a data set of some size; None where its steps were never measured."""
