@@ -1,7 +1,7 @@
 """A simulated job whose truth is known: what every batch size takes in expectation, and what the default would have.
 
 Nothing in here asks the code under test what a run costs. Policies, cuts and the loop of a recurrence are the real
-ones; the fold of the account goes beside the ledger.
+ones, and so is the fold that savings are told from.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from functools import cache, lru_cache
 import numpy as np
 from scipy.special import ndtr
 
+from zeus_flows.core import policy
 from zeus_flows.core.belief import EpochsBelief
-from zeus_flows.core.early_stop import NoCut, epochs_allowed
+from zeus_flows.core.early_stop import epochs_allowed
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import (
     Decision,
@@ -29,12 +30,11 @@ from zeus_flows.core.records import (
     Part,
     Parts,
     PowerProfile,
-    Reason,
 )
-from zeus_flows.core.savings import Account, Savings, advance, savings
+from zeus_flows.core.savings import Account, Savings
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.ledger.protocol import EpochReport
-from zeus_flows.recurrence import Attempt, LocalSteps, run_recurrence
+from zeus_flows.recurrence import LocalSteps, run_recurrence
 from zeus_flows.training.trainer import AttemptFailed
 
 GPU = Gpu("V100", 1, 250.0)
@@ -124,7 +124,17 @@ class World:
     @property
     def job(self) -> Job:
         """What recurs."""
-        return Job("t", ARMS, B0, MAX_EPOCHS, eta=self.eta, policy=self.policy, seed=self.seed, control=self.control)
+        return Job(
+            "t",
+            ARMS,
+            B0,
+            MAX_EPOCHS,
+            eta=self.eta,
+            policy=self.policy,
+            seed=self.seed,
+            control=self.control,
+            host_power_w=self.host_w,
+        )
 
     def samples(self, recurrence: int) -> int:
         """Training samples in an epoch."""
@@ -278,19 +288,6 @@ class Simulated:
         raise AttemptFailed(broken) from RuntimeError("lost the GPU")
 
 
-class WithControls(LocalSteps):
-    """The steps of a recurrence, of which one in so many runs the default."""
-
-    def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
-        """Run the default where it is its turn."""
-        if self.job.control is None or recurrence % self.job.control or earlier:
-            return super().decide(recurrence, earlier)
-        decision = Decision(
-            recurrence, 1, B0, Reason("control", "control"), 0, self.job.policy, NoCut(), tune_power=False, control=True
-        )
-        return Attempt(self.ledger.decided(decision, {}), decision)
-
-
 @dataclass
 class History:
     """What happened in a world, and what is true of it."""
@@ -299,8 +296,6 @@ class History:
     saved: Savings
     account: Account
     eras: list[tuple[list[tuple[Observation, ...]], int | None]]
-    profiles: dict[tuple[int, str], PowerProfile]
-    overheads: dict[tuple[int, str], Overheads]
 
     def truth(self) -> dict[str, Vector]:
         """Return the lines and the total as they are, for the recurrences that are compared."""
@@ -340,54 +335,36 @@ class History:
 
 
 def live(world: World) -> History:
-    """Let a world run: real policies, and the account's fold beside them."""
+    """Let a world run: real policies, and the fold that production keeps beside them."""
     job = world.job
     ledger = MemoryLedger(job, EnergySource.SIMULATED)
-    steps = WithControls(job, ledger, Simulated(world))
-    account, told, resets = Account(), 0, 0
-    profiles: dict[tuple[int, str], PowerProfile] = {}
-    overheads: dict[tuple[int, str], Overheads] = {}
+    steps = LocalSteps(job, ledger, Simulated(world))
+    state, told = policy.initial(job), 0
     eras: list[tuple[list[tuple[Observation, ...]], int | None]] = []
     era: list[tuple[Observation, ...]] = []
     pending: list[Observation] = []
 
-    def best(of: Account) -> int | None:
-        return savings(job, of, profiles=profiles, overheads=overheads).default.best_batch_size
+    def best(of: policy.State, *, without_newest: bool = False) -> int | None:
+        assert of.account is not None
+        known = replace(of.account, newest=None) if without_newest else of.account
+        return policy.saved(job, replace(of, account=known)).default.best_batch_size
 
     for _ in range(world.recurrences):
         with suppress(RuntimeError):  # lost the GPU
             run_recurrence(job, steps)
-        belief = ledger.history().state.belief
-        boundary = 0
-        if isinstance(belief, EpochsBelief) and belief.resets > resets:
-            resets, boundary = belief.resets, min(int(sum(belief.runs)), 2)
         for o in ledger.observations()[told:]:
             told += 1
-            key = (o.batch_size, GPU.key)
-            if o.profile is not None:
-                profiles[key] = o.profile
-            if o.parts is not None and o.outcome is not Outcome.FAILED:
-                overheads[key] = overheads.get(key, Overheads(host_w=world.host_w)).add(o.parts)
+            before, state = state, policy.advance(job, state, o)
             if pending and pending[-1].recurrence != o.recurrence:
                 pending = []
             pending.append(o)
-            if o.converged and boundary:
-                moved = [era.pop()] if boundary == 2 and era else []
-                known = account if boundary == 1 else replace(account, newest=None)
-                eras.append((era, best(known)))
+            if isinstance(state.belief, EpochsBelief) and state.belief.resets > before.belief.resets:
+                moved = [era.pop()] if sum(state.belief.runs) >= 2 and era else []
+                eras.append((era, best(before, without_newest=bool(moved))))
                 era = moved
-            account = advance(
-                job,
-                account,
-                o,
-                profiles=profiles,
-                overheads=overheads,
-                boundary=boundary if o.converged else 0,
-            )
             if o.converged:
                 era.append(tuple(pending))
-                pending, boundary = [], 0
-    eras.append((era, best(account)))
-    return History(
-        world, savings(job, account, profiles=profiles, overheads=overheads), account, eras, profiles, overheads
-    )
+                pending = []
+    eras.append((era, best(state)))
+    assert state.account is not None
+    return History(world, policy.saved(job, state), state.account, eras)
