@@ -55,6 +55,15 @@ def hungry(session: Session, *, fits: int = 32, epochs: float = 4.0) -> None:
     noisy(session, epochs=epochs)
 
 
+def hungry_when_evaluating(session: Session, *, fits: int = 32) -> None:
+    """Train at any batch size, and need more memory than there is to evaluate above `fits`."""
+    for _ in session.epochs():
+        list(session.steps(range(400)))
+        if session.batch_size > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        session.report_metric(1.0)
+
+
 def fragile(session: Session, *, breaks_in: list[int]) -> None:
     """Break in the middle of given epochs, once each; go on from the last checkpoint."""
     saved = session.load() or {"steps": 0, "broken": 0}

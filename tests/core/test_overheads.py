@@ -14,9 +14,10 @@ from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost, price
 from zeus_flows.core.early_stop import CostCut, epochs_allowed
 from zeus_flows.core.overheads import NOTHING, Overheads, nearest, pooled
+from zeus_flows.core.policy.safety import budget_left
 from zeus_flows.core.policy.shared_belief import Outlook
 from zeus_flows.core.power import best_limit, epoch_at, epoch_cost, run_at
-from zeus_flows.core.records import Job, Observation, Part, Parts, PowerProfile
+from zeus_flows.core.records import Gpu, Job, Observation, Part, Parts, PowerProfile
 
 EVALUATION = Part(1, 2_000.0, 10.0)
 
@@ -177,3 +178,53 @@ def test_what_is_predicted_of_a_run_is_what_it_took() -> None:
     )
     assert seen
     assert (predicted.energy_j, predicted.time_s) == pytest.approx((last.energy_j, last.time_s))
+
+
+def evaluated_history(evaluation: Part, recurrences: int = 30) -> list[Observation]:
+    return [
+        replace(with_parts(observation(n, 32, 10, profiled=n == 1), evaluation=evaluation), limit_before_w=250.0)
+        for n in range(1, recurrences + 1)
+    ]
+
+
+def test_the_budget_s_default_pays_for_its_evaluations_too() -> None:
+    a_job = job(exploration_budget=0.05)
+
+    def left(evaluation: Part) -> float:
+        state = policy.fold(a_job, evaluated_history(evaluation))
+        found = budget_left(a_job, state, ask(31), best_cost_j=0.0)
+        assert found is not None
+        return found
+
+    steps, whole = left(Part(1)), left(Part(1, 50_000.0, 300.0))
+    assert steps > 0
+    assert whole > steps, "what evaluation costs is on both sides"
+
+
+def test_a_deadline_counts_the_evaluations_of_the_run_that_may_have_to_follow() -> None:
+    evaluation = Part(1, 30_000.0, 300.0)
+    history = evaluated_history(evaluation)
+    one_run_s = history[-1].time_s
+    free, late = (
+        [
+            policy.decide(a_job, policy.fold(a_job, history), ask(r)).explores
+            for r in range(31, 61)
+            for a_job in [job("zeus", deadline_s=deadline)]
+        ]
+        for deadline in (20 * one_run_s, 1.1 * one_run_s)
+    )
+    assert any(free)
+    assert not any(late)
+
+
+def test_evaluation_seen_on_another_gpu_is_believed_here_in_the_ratio_of_the_gpus() -> None:
+    a_job, other = job(), Gpu("P100", 1, 250.0)
+    history = [with_parts(observation(n, b, 10, profiled=True)) for n, b in enumerate((16, 32, 64), start=1)]
+    slow = PowerProfile(
+        32, other, tuple(replace(m, samples_per_s=m.samples_per_s / 2) for m in profile(32).measurements)
+    )
+    history.append(observation(4, 32, 10, gpu=other, profile=slow, profiling_time_s=1.0))
+    costs = policy._costs(a_job, policy.fold(a_job, history), ask(5, gpu=other))
+    here = policy._costs(a_job, policy.fold(a_job, history), ask(5))
+    assert costs.beside[16] == pytest.approx(2 * here.beside[16], rel=0.3)
+    assert costs.doubt[16] > 0

@@ -51,6 +51,18 @@ def test_where_not_even_the_smallest_batch_size_fits_the_recurrence_ends(tmp_pat
     assert {o.outcome for _, o in done.attempts} == {Outcome.OUT_OF_MEMORY}
 
 
+def test_memory_that_runs_out_in_evaluation_is_met_in_two_recurrences_and_not_twice_in_one(tmp_path: Path) -> None:
+    nightly = Nightly(tmp_path, "hungry_when_evaluating", {"fits": 32})
+    done = [nightly.run() for _ in range(6)]
+    assert all(recurrence.converged for recurrence in done)
+    for recurrence in done:
+        sizes = [o.batch_size for _, o in recurrence.attempts]
+        assert len(set(sizes)) == len(sizes)
+    met = [n for n, r in enumerate(done, start=1) if any(o.outcome is Outcome.OUT_OF_MEMORY for _, o in r.attempts)]
+    assert met == [1, 2]
+    assert all(o.batch_size <= 32 for _, o in done[-1].attempts)
+
+
 def test_after_a_crash_the_arm_is_as_unknown_as_before(tmp_path: Path) -> None:
     nightly = Nightly(tmp_path, "crash")
     before = nightly.ledger.history().state.belief

@@ -11,7 +11,9 @@ from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.records import Mode
 from zeus_flows.errors import ConfigError
 from zeus_flows.job import Target, load_job
+from zeus_flows.settings import read_settings
 from zeus_flows.training.gate import Gate, load_gate
+from zeus_flows.training.trainer import LocalTrainer
 
 ACCURACY = Target(metric="accuracy", value=0.9, better="higher")
 LOSS = Target(metric="log_loss", value=0.3, better="lower")
@@ -53,6 +55,14 @@ def test_what_cannot_be_read_skips_nothing_and_says_why(found: object, why: str)
     done = check(found)
     assert (done.skips, done.value) == (False, None)
     assert why in done.text
+
+
+def test_what_asking_takes_is_measured_on_the_gpus(tmp_path: Path) -> None:
+    job = load_job(write_job(tmp_path / "job.yaml", simulation={"evaluation_seconds": 20.0}))
+    trainer = LocalTrainer(job, read_settings())
+    done = Gate(lambda _: 0.95, ACCURACY, measure=trainer.measure).check(Question(5, 4, 1, 64), Mode.FULL)
+    assert done.time_s == pytest.approx(20.0)
+    assert 20.0 * 34 < done.energy_j < 20.0 * 250
 
 
 def test_a_function_that_breaks_skips_nothing_and_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from tests.gpu.nvml_emulator import Emulator
 from tests.training.emulated_job import EmulatedJob, Training
+from zeus_flows.core import policy
 from zeus_flows.core.overheads import nearest
 from zeus_flows.core.power import run_at
 from zeus_flows.core.records import Observation
+from zeus_flows.core.savings import POWER_LIMIT
 
 Emulate = Callable[..., Emulator]
 
@@ -108,6 +110,34 @@ def test_the_parts_of_an_attempt_are_what_it_did(emulate: Emulate, tmp_path: Pat
     assert parts.once.time_s == pytest.approx(23.0, rel=0.02)
     assert (parts.evaluations.count, parts.rest.count) == (4, 4)
     assert (parts.evaluations.time_s, parts.rest.time_s) == pytest.approx((40.0, 12.0), rel=0.02)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_policy_that_changes_nothing_saves_nothing_however_long_it_evaluates(
+    emulate: Emulate, tmp_path: Path, every: int
+) -> None:
+    training = Training({64: 4, 256: 4}, evaluation=TWICE, every=every, start_s=30.0, compile_s=8.0, checkpoint_s=5.0)
+    job = settle(emulate, tmp_path, training, policy="default")
+    job.recur(6)
+    so_far = policy.saved(job.job, policy.fold(job.job, job.ledger.observations())).so_far
+    assert so_far is not None
+    assert so_far.recurrences == 6
+    assert so_far.total.amount.cost_j == so_far.total.amount.energy_j == so_far.total.amount.time_s == 0.0
+
+
+def test_what_the_power_limit_saves_is_what_runs_at_either_limit_differ_by(emulate: Emulate, tmp_path: Path) -> None:
+    training = Training({64: 4, 256: 4}, evaluation=20.0, start_s=10.0, checkpoint_s=2.0)
+    tuned = settle(emulate, tmp_path, training, mode="power", control=4)
+    runs = [done.attempts[-1][1] for done in tuned.recur(12)]
+    controls, others = ([o for o in runs if o.control is control] for control in (True, False))
+    assert len(controls) == 3
+    saved = policy.saved(tuned.job, policy.fold(tuned.job, tuned.ledger.observations()))
+    line = None if saved.so_far is None else saved.so_far.line(POWER_LIMIT)
+    assert line is not None
+    true = len(others) * (controls[0].energy_j - others[-1].energy_j)
+    assert line.low.energy_j <= true <= line.high.energy_j
+    assert line.amount.energy_j == pytest.approx(true, rel=0.05)
+    assert saved.default.controls == 3
 
 
 def test_a_limit_that_is_best_for_whole_epochs_is_chosen(emulate: Emulate, tmp_path: Path) -> None:

@@ -158,10 +158,14 @@ def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, d
 
 def _fits(job: Job, state: State, ask: Ask, choice: Choice, gpu: Gpu, bounds: Bounds) -> bool:
     """Return whether the exploration may begin."""
-    if not isinstance(choice.cut, PlannedCut):
-        return isinstance(choice.cut, CostCut) and 0 < choice.cut.threshold_j <= bounds.at_most_j
     samples = ask.samples_per_epoch or state.samples_per_epoch or 1
     known = state.arm_cost(job, choice.batch_size, gpu.key, samples)
+    if isinstance(choice.cut, CostCut):
+        others = [cost.training + cost.beside for cost in state.arm_costs(job, gpu.key, samples).values()]
+        first_j = known.training + known.beside if known else (1 + PROFILING) * max(others, default=math.inf)
+        return 0 < choice.cut.threshold_j <= bounds.at_most_j and first_j <= bounds.at_most_j
+    if not isinstance(choice.cut, PlannedCut):
+        return False
     if known is None:
         believed_j = _cost(choice, LIKELY)
         if believed_j is None:
