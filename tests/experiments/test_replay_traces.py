@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.core.builders import P100, observation
-from zeus_flows.core.records import Gpu, Outcome
+from tests.core.test_overheads import with_parts
+from zeus_flows.core.cost import observed_cost
+from zeus_flows.core.records import Gpu, Outcome, Part
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay import replay, replay_job
 from zeus_flows.experiments.traces import TraceJob, TraceLabels, file_name, read_trace, write_traces
@@ -92,3 +94,24 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 
 def test_a_gpu_name_cannot_leave_the_folder() -> None:
     assert "/" not in file_name(Gpu("../../etc/passwd", 1, 100.0))
+
+
+def test_what_lies_beside_the_steps_survives_the_round_trip_and_is_replayed(tmp_path: Path) -> None:
+    evaluation, once = Part(1, 3_000.0, 20.0), Part(1, 900.0, 15.0)
+    runs = [with_parts(observation(n, 32, 20, profiled=n == 1), evaluation=evaluation, once=once) for n in (1, 2)]
+    files = write_traces(runs, tmp_path, LABELS)
+    assert [f.name for f in files] == ["summary_train.csv", "summary_power_v100.csv", "summary_overheads_v100.csv"]
+    trace = read_trace(tmp_path, "flights", "v100", SPEC)
+    job = replay_job(trace, "zeus")
+    expected, ran = trace.expected_costs(job)[32], observed_cost(job, runs[-1])
+    assert 0.99 * ran < expected <= ran, "whole epochs are a little cheaper at another limit"
+    assert replay(trace, job, recurrences=3).costs_j[-1] == pytest.approx(expected)
+
+
+def test_overheads_that_are_negative_are_refused(tmp_path: Path) -> None:
+    runs = [with_parts(observation(1, 32, 20, profiled=True))]
+    *_, file = write_traces(runs, tmp_path, LABELS)
+    header, row = file.read_text().splitlines()
+    file.write_text(f"{header}\n{row.rsplit(',', 1)[0]},-1\n")
+    with pytest.raises(ConfigError, match=r"summary_overheads_v100\.csv:2: times, energies and counts"):
+        read_trace(tmp_path, "flights", "v100", SPEC)

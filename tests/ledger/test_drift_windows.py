@@ -110,3 +110,17 @@ def test_whatever_ends_a_window_its_run_says_so_and_keeps_what_was_believed(sqli
     assert evidence[1] == "fingerprint f0 became f1"
     assert evidence[2] == "energy source simulated became measured"
     assert [w.data.tags["zf.best_batch_size"] for w in found] == ["64"] * 4
+
+
+def test_what_was_saved_is_a_series_of_the_window_over_recurrences(sqlite_uri: str) -> None:
+    for _ in range(3):
+        record(sqlite_uri, epochs=5)
+    client, run_id = MlflowClient(tracking_uri=sqlite_uri), windows(sqlite_uri)[0].info.run_id
+    saved = client.get_metric_history(run_id, "zf.saved/cost_j")
+    compared = client.get_metric_history(run_id, "zf.saved/recurrences")
+    assert [point.step for point in saved] == [1, 2, 3]
+    assert [point.value for point in compared] == [1.0, 2.0, 3.0]
+    state = open_ledger(sqlite_uri).state()
+    so_far = policy.saved(JOB, state).so_far
+    assert so_far is not None
+    assert saved[-1].value == so_far.total.amount.cost_j

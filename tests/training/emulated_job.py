@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.gpu.nvml_emulator import Emulator
@@ -18,7 +18,7 @@ from zeus_flows.core.records import Decision, Gpu, Job, Observation, PowerProfil
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.nvml import Nvml
-from zeus_flows.gpu.open import group_of_real
+from zeus_flows.gpu.open import group_of_real, open_gpus
 from zeus_flows.gpu.simulated import CHIPS, Load, Workload
 from zeus_flows.job import JobFile
 from zeus_flows.ledger.memory import MemoryLedger
@@ -100,8 +100,8 @@ class Loader:
 class EmulatedJob:
     """Recurrences of a training under a policy, over an in-memory ledger."""
 
-    def __init__(self, emulator: Emulator, folder: Path, training: Training, **changes: object) -> None:
-        self.emulator, self.training, self._folder = emulator, training, folder
+    def __init__(self, emulator: Emulator | None, folder: Path, training: Training, **changes: object) -> None:
+        self._emulator, self.training, self._folder = emulator, training, folder
         arms = sorted(training.epochs)
         fields: dict[str, object] = {
             "batch_sizes": arms,
@@ -110,7 +110,7 @@ class EmulatedJob:
         }
         self.file: JobFile = job_file(**fields | changes)
         self.job: Job = self.file.core()
-        with self._gpus() as gpus:
+        with self._gpus(arms[-1]) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.power_limits_w, self.energy_source = gpus.limits_w, gpus.energy_source
         self.ledger = MemoryLedger(self.job, self.energy_source)
@@ -128,7 +128,7 @@ class EmulatedJob:
         *,
         overheads: Overheads = NOTHING,
     ) -> Observation:
-        with self._gpus() as gpus:
+        with self._gpus(decision.batch_size) as gpus:
             session = Session(self.file, job, decision, gpus, known_profile=profile, overheads=overheads, report=report)
             self._train(session)
             return session.observation()
@@ -167,13 +167,41 @@ class EmulatedJob:
         self.emulator.load(load)
         self.emulator.advance(seconds * self.emulator.epoch_seconds() / load.seconds_per_epoch)
 
+    @property
+    def emulator(self) -> Emulator:
+        assert self._emulator is not None
+        return self._emulator
+
     @contextmanager
-    def _gpus(self) -> Iterator[Gpus]:
+    def _gpus(self, batch_size: int) -> Iterator[Gpus]:
         devices = Nvml().devices()[:1]
         guard = PowerGuard(devices, journal_folder(self._folder))
         guard.acquire()
         clock, sleep = self.emulator.now, self.emulator.advance
         with group_of_real(
             devices, guard=guard, why_not="", shared=False, clock=clock, sleep=sleep, watch_s=None
+        ) as gpus:
+            yield gpus
+
+
+class SimulatedJob(EmulatedJob):
+    """The same on the simulated GPU, which knows of steps and evaluations alone."""
+
+    def __init__(self, folder: Path, training: Training, **changes: object) -> None:
+        super().__init__(None, folder, training, **changes)
+
+    def _pass(self, load: Load, seconds: float) -> None:
+        """Let the simulated GPU's own clock go on."""
+
+    @contextmanager
+    def _gpus(self, batch_size: int) -> Iterator[Gpus]:
+        workload = replace(self.training.workload, evaluation_seconds=self.training.evaluation)
+        with open_gpus(
+            "simulated-v100",
+            workload=workload,
+            batch_size=batch_size,
+            samples_per_epoch=None,
+            state_dir=self._folder,
+            visible=None,
         ) as gpus:
             yield gpus

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.nvml_emulator import Emulator
-from tests.training.emulated_job import EmulatedJob, Training
+from tests.training.emulated_job import CHIP, EmulatedJob, SimulatedJob, Training
 from zeus_flows.core import policy
 from zeus_flows.core.overheads import nearest
 from zeus_flows.core.power import run_at
 from zeus_flows.core.records import Observation
 from zeus_flows.core.savings import POWER_LIMIT
+from zeus_flows.recurrence import Recurrence
 
 Emulate = Callable[..., Emulator]
 
@@ -23,9 +24,25 @@ EPOCHS = {64: 6, 128: 6, 256: 7, 512: 9, 1024: 14}
 TWICE = 80.0  # seconds of an evaluation: twice an epoch's steps with very large batches
 
 
+CADENCES = {
+    "every epoch": {},
+    "every third epoch": {"every": 3},
+    "every 8 steps": {"every_steps": 8},
+    "accumulated": {"accumulation": 4},
+    "accumulated, every 16 steps": {"accumulation": 4, "every_steps": 16},
+    "waiting for the host": {"busy": False},
+}
+
+
 def settle(emulate: Emulate, folder: Path, training: Training, **changes: object) -> EmulatedJob:
     emulator = emulate(NVMLEMU_CLOCK="virtual", NVMLEMU_UPDATE_MS="20")
     return EmulatedJob(emulator, folder, training, **changes)
+
+
+def most_of_the_last(newest: int, done: list[Recurrence]) -> int:
+    """Return the batch size that is run; `zeus` goes on drawing others now and then."""
+    sizes = [recurrence.attempts[-1][1].batch_size for recurrence in done[-newest:]]
+    return max(sizes, key=sizes.count)
 
 
 def cheapest(training: Training) -> int:
@@ -39,24 +56,30 @@ def test_the_batch_size_settled_on_is_the_cheapest_in_truth(
 ) -> None:
     training = Training(EPOCHS, evaluation=evaluation, start_s=20.0, compile_s=10.0, checkpoint_s=2.0)
     job = settle(emulate, tmp_path, training, policy=policy)
-    newest = [done.attempts[-1][1].batch_size for done in job.recur(30)][-10:]
-    settled = max(newest, key=newest.count)  # `zeus` goes on drawing others now and then
+    settled = most_of_the_last(10, job.recur(30))
+    assert training.true_cost(settled) <= 1.02 * training.true_cost(cheapest(training))
+
+
+@pytest.mark.parametrize("cadence", [name for name in CADENCES if name not in ("every epoch", "waiting for the host")])
+def test_so_it_is_however_often_and_in_however_small_batches(emulate: Emulate, tmp_path: Path, cadence: str) -> None:
+    evaluation = 10.0 if "steps" in cadence else TWICE
+    training = replace(Training(EPOCHS, evaluation=evaluation), **CADENCES[cadence])  # type: ignore[arg-type]
+    settled = most_of_the_last(10, settle(emulate, tmp_path, training, policy="zeus").recur(30))  # it tries every arm
+    assert training.true_cost(settled) <= 1.02 * training.true_cost(cheapest(training))
+
+
+@pytest.mark.parametrize("policy", ["thompson", "lookahead", "zeus"])
+@pytest.mark.parametrize("evaluation", [0.0, TWICE])
+def test_so_it_is_on_the_simulated_gpu(tmp_path: Path, policy: str, evaluation: float) -> None:
+    training = Training(EPOCHS, evaluation=evaluation)
+    job = SimulatedJob(tmp_path, training, policy=policy)
+    settled = most_of_the_last(10, job.recur(30))
     assert training.true_cost(settled) <= 1.02 * training.true_cost(cheapest(training))
 
 
 def test_evaluation_shifts_which_batch_size_is_cheapest() -> None:
     without, with_it = Training(EPOCHS), Training(EPOCHS, evaluation=TWICE)
     assert cheapest(without) > cheapest(with_it)
-
-
-CADENCES = {
-    "every epoch": {},
-    "every third epoch": {"every": 3},
-    "every 8 steps": {"every_steps": 8},
-    "accumulated": {"accumulation": 4},
-    "accumulated, every 16 steps": {"accumulation": 4, "every_steps": 16},
-    "waiting for the host": {"busy": False},
-}
 
 
 @pytest.mark.parametrize("evaluation", [0.0, 10.0, TWICE])
@@ -148,8 +171,6 @@ def test_a_limit_that_is_best_for_whole_epochs_is_chosen(emulate: Emulate, tmp_p
     assert last.profile is not None
 
     def true_cost(limit: float) -> float:
-        from tests.training.emulated_job import CHIP
-
         seconds, watts = CHIP.epoch(waiting.load(256), limit)
         return 0.5 * (seconds * watts + TWICE * CHIP.idle_w) + 0.5 * 250.0 * (seconds + TWICE)
 
