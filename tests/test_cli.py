@@ -151,7 +151,7 @@ def test_a_gate_s_skips_are_shown_counted_and_in_the_document(tmp_path: Path) ->
     shown = zeus_flows("run", str(job), "--recurrences", "3", cwd=tmp_path, COLUMNS="200")
     assert shown.returncode == 0, shown.stderr
     assert "skipped the model of recurrence 1 still meets the target" in " ".join(shown.stdout.split())
-    assert "1 of these 3 recurrences was skipped by the drift gate" in shown.stdout
+    assert "Skipped by the drift gate: 1 recurrence; its evaluations took" in shown.stdout
     done = zeus_flows("run", str(job), "--json", cwd=tmp_path)
     (fourth,) = json.loads(done.stdout)["recurrences"]
     assert (fourth["skipped"], fourth["attempts"], fourth["converged"]) == (True, [], True)

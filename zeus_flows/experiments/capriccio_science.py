@@ -232,7 +232,7 @@ def replay_slices(traces: Sequence[Trace], job: Job, best_costs_j: Floats, *, ti
         mine = replace(job, seed=seed)
         shifts = dict(enumerate(traces[1:], start=2))
         trainer = TraceTrainer(traces[0], mine, np.random.default_rng(seed), shifts=shifts)
-        ledger = MemoryLedger(mine, trainer.energy_source)
+        ledger = MemoryLedger(mine, trainer.energy_source, account=False)
         steps = LocalSteps(mine, ledger, trainer)
         resets, at = 0, []
         for i in range(len(traces)):

@@ -228,7 +228,7 @@ def replay(
     job = replace(job, seed=seed)
     free = job.policy == "zeus-paper" if free_refusals is None else free_refusals
     trainer = TraceTrainer(trace, job, np.random.default_rng(seed), free_refusals=free, shifts=shifts)
-    steps = LocalSteps(job, MemoryLedger(job, trainer.energy_source), trainer)
+    steps = LocalSteps(job, MemoryLedger(job, trainer.energy_source, account=False), trainer)
     done = []
     for _ in range(recurrences):
         recurrence = run_recurrence(job, steps)

@@ -32,12 +32,15 @@ class MemoryLedger:
         job: Whose ledger this is.
         energy_source: Observations of other sources are kept and not folded.
         store: What it shares with other ledgers; one of its own by default.
+        account: Keep what savings are told from; a replay has no use for it.
     """
 
-    def __init__(self, job: Job, energy_source: EnergySource, store: MemoryStore | None = None) -> None:
-        self._job, self._energy_source = job, energy_source
+    def __init__(
+        self, job: Job, energy_source: EnergySource, store: MemoryStore | None = None, *, account: bool = True
+    ) -> None:
+        self._job, self._energy_source, self._account = job, energy_source, account
         self.store = store if store is not None else MemoryStore()
-        self._state = policy.initial(job, account=False)
+        self._state = policy.initial(job, account=account)
         self._folded = 0
         self._order = (0, 0)
 
@@ -51,7 +54,7 @@ class MemoryLedger:
         """Return the fold of all closed attempts, and what is in flight."""
         if self._folded != self._events:
             observations, gaps = self.observations(), self.gaps()
-            self._state = policy.fold(self._job, observations, gaps, account=False)
+            self._state = policy.fold(self._job, observations, gaps, account=self._account)
             self._folded = self._events
             self._order = max((*(o.order for o in observations), *((g.recurrence, 0) for g in gaps)), default=(0, 0))
         in_flight = [InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in self.store.open.values()]

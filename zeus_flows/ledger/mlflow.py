@@ -253,7 +253,8 @@ class MlflowLedger(Reader):
         if observations:
             values, learnt = dict(charts.of_recurrence(self._job, observations)), self._learnt(recurrence, observations)
             tags = {} if learnt is None else self._belief_tags(learnt.after)
-            if learnt is not None and learnt.whole:
+            means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
+            if learnt is not None and learnt.whole and means_something:
                 values |= series(policy.saved(self._job, learnt.after))
             shown = charts.metrics(values, step=recurrence, at_s=at_s)
             self._store.log(self._window_of(recurrence), metrics=shown, tags=tags)
