@@ -45,9 +45,10 @@ from zeus_flows.core.records import (
     PowerProfile,
     decision_seed,
 )
-from zeus_flows.ledger import codec, pages, snapshot
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import record_text as codec
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct
 
 GPU = Gpu("Simulated V100", 1, 250.0)
 LIMITS = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)

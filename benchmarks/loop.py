@@ -42,7 +42,7 @@ from tests.training.rig import attempt, fitted_gpu, job_file
 from zeus_flows.core.records import Observation, PowerProfile
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
-from zeus_flows.gpu.open import group_of_real
+from zeus_flows.gpu.open_gpus import group_of_real
 from zeus_flows.gpu.simulated import Load
 from zeus_flows.training.session import Session
 

@@ -61,7 +61,7 @@ def gpus_of(emulator: Emulator, folder: str, *, count: int = 1, virtual: bool = 
     """Open emulated GPUs as a job does; on the emulator's virtual clock where asked."""
     from zeus_flows.gpu.guard import PowerGuard, journal_folder
     from zeus_flows.gpu.nvml import Nvml
-    from zeus_flows.gpu.open import group_of_real
+    from zeus_flows.gpu.open_gpus import group_of_real
 
     devices = Nvml().devices()[:count]
     guard = PowerGuard(devices, journal_folder(Path(folder)))

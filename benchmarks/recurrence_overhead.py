@@ -31,7 +31,7 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.testing.utilities import prefect_test_harness
 
-from zeus_flows.orchestration.flow import recurrence
+from zeus_flows.orchestration.recurrence_flow import recurrence
 
 GOAL = 1.3
 JOB = """\

@@ -28,12 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeus_flows.core.records import decision_seed
-from zeus_flows.experiments.comparison import dearest, default_run
-from zeus_flows.experiments.drift import SHIFTS, VARIANTS, DriftResult, across, mean, possible
-from zeus_flows.experiments.replay import Replay, replay, replay_job
-from zeus_flows.experiments.traces import Trace, read_trace
-from zeus_flows.experiments.workloads import JOBS, MODELS, model_trace
-from zeus_flows.recurrence import Recurrence
+from zeus_flows.experiments.replay.comparison import dearest, default_run
+from zeus_flows.experiments.replay.replaying import Replay, replay, replay_job
+from zeus_flows.experiments.replay.shifts import SHIFTS, VARIANTS, DriftResult, across, mean, possible
+from zeus_flows.experiments.replay.traces import Trace, read_trace
+from zeus_flows.experiments.replay.workloads import JOBS, MODELS, model_trace
+from zeus_flows.recurrence.loop import Recurrence
 
 RECURRENCES = 50
 BETA, ETA = 2.0, 0.5

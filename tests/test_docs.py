@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zeus_flows.job import JobFile, parse_job
+from zeus_flows.job_file import JobFile, parse_job
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zeus_flows.core.records import Mode
 from zeus_flows.errors import ConfigError
-from zeus_flows.job import LearningRate, Target, load_job, parse_job
+from zeus_flows.job_file import LearningRate, Target, load_job, parse_job
 
 GOOD = """\
 name: nightly

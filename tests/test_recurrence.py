@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import GPU, JOB, observation
+from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.gate import Question
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreError
-from zeus_flows.job import Target
+from zeus_flows.job_file import Target
 from zeus_flows.ledger.memory import MemoryLedger
-from zeus_flows.ledger.protocol import EpochReport
-from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
+from zeus_flows.recurrence.loop import Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.training.gate import Gate
-from zeus_flows.training.trainer import AttemptFailed
 
 
 class ScriptedTrainer:

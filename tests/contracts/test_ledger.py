@@ -12,10 +12,11 @@ from _pytest.mark import ParameterSet
 
 from tests.builders import JOB, decision, gate_check, observation
 from zeus_flows.core import policy
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.records import EnergySource, Gap, Job
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
 from zeus_flows.ledger.memory import MemoryLedger, MemoryStore
-from zeus_flows.ledger.protocol import EpochReport, Ledger
+from zeus_flows.ledger.protocol import Ledger
 
 Open = Callable[..., Ledger]
 
@@ -48,7 +49,7 @@ def open_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
         return memory
 
-    from zeus_flows.ledger.open import open_direct, open_durable
+    from zeus_flows.ledger.open_ledger import open_direct, open_durable
 
     fixture, durable = BACKENDS[request.param]
     uri, own_name = str(request.getfixturevalue(fixture)), uuid.uuid4().hex[:8]

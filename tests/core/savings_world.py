@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from zeus_flows.core import policy
+from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.early_stop import epochs_allowed
 from zeus_flows.core.overheads import NOTHING, Overheads
@@ -33,9 +34,8 @@ from zeus_flows.core.records import (
 )
 from zeus_flows.core.savings import Account, Savings
 from zeus_flows.ledger.memory import MemoryLedger
-from zeus_flows.ledger.protocol import EpochReport
-from zeus_flows.recurrence import LocalSteps, run_recurrence
-from zeus_flows.training.trainer import AttemptFailed
+from zeus_flows.recurrence.loop import run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 
 GPU = Gpu("V100", 1, 250.0)
 ARMS = (16, 32, 64, 128, 256)

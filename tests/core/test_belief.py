@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.core.builders import ARMS
 from zeus_flows.core.belief import EpochsBelief, epoch_costs
-from zeus_flows.core.drift import Surprises
+from zeus_flows.core.surprise import Surprises
 
 RUNS = st.lists(st.tuples(st.sampled_from(ARMS), st.integers(5, 9)), max_size=15)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from tests.core.builders import profile, wild_observations
-from zeus_flows.core.codec import from_plain
+from zeus_flows.core.json import from_plain
 from zeus_flows.core.records import Observation, PowerProfile, jsonable
 
 

@@ -14,8 +14,8 @@ from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost, price
 from zeus_flows.core.early_stop import CostCut, epochs_allowed
 from zeus_flows.core.overheads import NOTHING, Overheads, nearest, pooled
-from zeus_flows.core.policy.safety import budget_left
-from zeus_flows.core.policy.shared_belief import Outlook
+from zeus_flows.core.policy.bounds import budget_left
+from zeus_flows.core.policy.outlook import Outlook
 from zeus_flows.core.power import best_limit, epoch_at, epoch_cost, run_at
 from zeus_flows.core.records import Gpu, Job, Observation, Part, Parts, PowerProfile
 

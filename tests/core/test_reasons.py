@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import decision
 from zeus_flows.core.records import ArmBelief, Explanation, Reason, jsonable
-from zeus_flows.ledger.codec import dump_decision, load_decision
+from zeus_flows.ledger.mlflow.record_text import dump_decision, load_decision
 
 ARMS = (ArmBelief(32, 2, 900.0, status="known"), ArmBelief(64, 0))
 AT_ONCE = Reason("explore", "64 may pay", arms=ARMS, numbers={"gain_j": 10.0})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.builders import HISTORIES, LIMITS, P100, SAMPLES, job, observation, profile
-from zeus_flows.core.codec import from_plain
+from zeus_flows.core.json import from_plain
 from zeus_flows.core.overheads import Overheads
 from zeus_flows.core.power import best_limit
 from zeus_flows.core.records import (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from zeus_flows.experiments.capriccio_curves import open_curves
-from zeus_flows.ledger import points
+from zeus_flows import killpoints as points
+from zeus_flows.experiments.capriccio.curves import open_curves
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from mlflow import MlflowClient
 
 from tests.experiments.capriccio_builders import write_experiment
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments import capriccio_stages as stages
-from zeus_flows.experiments.capriccio_bert import Bert, Tokenizer, describe, weights_digest
-from zeus_flows.experiments.capriccio_curves import CellTrainer, open_curves
-from zeus_flows.experiments.capriccio_file import load_experiment, parse_experiment
-from zeus_flows.experiments.capriccio_models import Learner
-from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
+from zeus_flows.experiments.capriccio import stages
+from zeus_flows.experiments.capriccio.bert import Bert, Tokenizer, describe, weights_digest
+from zeus_flows.experiments.capriccio.contenders import Experiment, open_experiment
+from zeus_flows.experiments.capriccio.curves import CellTrainer, open_curves
+from zeus_flows.experiments.capriccio.file import load_experiment, parse_experiment
+from zeus_flows.experiments.capriccio.models import Learner
 from zeus_flows.settings import read_settings
 
 SPECIAL = ["[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"]  # what pads is not 0: nothing may take that for granted

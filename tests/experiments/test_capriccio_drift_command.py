@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from tests.builders import decision, observation
 from tests.training_functions import write_job
+from zeus_flows.cli.capriccio import drift_command
 from zeus_flows.core.records import EnergySource
-from zeus_flows.job import load_job
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.orchestration.capriccio_cli import drift_command
+from zeus_flows.job_file import load_job
+from zeus_flows.ledger.open_ledger import open_direct
 
 
 def write_history(path: Path, uri: str, *epochs: int) -> None:

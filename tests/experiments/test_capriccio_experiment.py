@@ -20,14 +20,14 @@ from mlflow import MlflowClient
 
 from tests.experiments.capriccio_builders import write_experiment
 from tests.ledger.processes import fork_server
+from zeus_flows import killpoints as points
+from zeus_flows.cli.capriccio import capriccio_command
 from zeus_flows.errors import ConfigError, StoreError
-from zeus_flows.experiments import capriccio_stages as stages
-from zeus_flows.experiments.capriccio_curves import CellTrainer, Curves, open_curves
-from zeus_flows.experiments.capriccio_file import load_experiment, parse_experiment
-from zeus_flows.experiments.capriccio_models import score
-from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
-from zeus_flows.ledger import points
-from zeus_flows.orchestration.capriccio_cli import capriccio_command
+from zeus_flows.experiments.capriccio import stages
+from zeus_flows.experiments.capriccio.contenders import Experiment, open_experiment
+from zeus_flows.experiments.capriccio.curves import CellTrainer, Curves, open_curves
+from zeus_flows.experiments.capriccio.file import load_experiment, parse_experiment
+from zeus_flows.experiments.capriccio.models import score
 from zeus_flows.settings import read_settings
 
 Records = dict[str, list[dict[str, Any]]]
@@ -298,7 +298,7 @@ def test_interrupted_between_two_slices_it_goes_on_with_the_next(tmp_path: Path,
 CHILD = """
 import sys
 from pathlib import Path
-from zeus_flows.experiments.capriccio_run import open_experiment
+from zeus_flows.experiments.capriccio.contenders import open_experiment
 from zeus_flows.settings import read_settings
 experiment = open_experiment(Path(sys.argv[1]), data=None, tracking_uri=sys.argv[2], settings=read_settings())
 for part in experiment.slices:
@@ -370,7 +370,7 @@ def test_the_flow_runs_to_its_report_and_shows_it_in_prefect(
 ) -> None:
     from prefect.client.orchestration import get_client
 
-    from zeus_flows.orchestration.capriccio import capriccio
+    from zeus_flows.orchestration.capriccio_flow import capriccio
 
     monkeypatch.chdir(tmp_path)
     path = write_experiment(tmp_path, slices={"days": 5, "most": 3})

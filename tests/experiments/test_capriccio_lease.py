@@ -17,10 +17,10 @@ from mlflow import MlflowClient
 
 from tests.experiments.capriccio_builders import start_together, write_experiment
 from zeus_flows.errors import ConfigError, DeclaredDead, StoreUnavailable
-from zeus_flows.experiments import capriccio_lease
-from zeus_flows.experiments.capriccio_lease import Lease, leased
+from zeus_flows.experiments.capriccio import experiment_lease as capriccio_lease
+from zeus_flows.experiments.capriccio.experiment_lease import Lease, leased
 from zeus_flows.ledger.lease import DEAD_AFTER_S, Holder, read_holder, this_process
-from zeus_flows.ledger.store import Store
+from zeus_flows.ledger.mlflow.client import Store
 
 
 class Clock:
@@ -219,8 +219,8 @@ MACHINE = """
 import sys
 from pathlib import Path
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.capriccio_lease import leased
-from zeus_flows.experiments.capriccio_run import open_experiment
+from zeus_flows.experiments.capriccio.experiment_lease import leased
+from zeus_flows.experiments.capriccio.contenders import open_experiment
 from zeus_flows.settings import read_settings
 path, uri = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)

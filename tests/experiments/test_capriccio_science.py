@@ -10,9 +10,9 @@ import pytest
 
 from tests.builders import GPU, JOB, observation, profile
 from zeus_flows.core import policy
+from zeus_flows.core.drift_windows import beliefs, best_arm, boundary, fold_windows
 from zeus_flows.core.records import Job, Observation, Outcome
-from zeus_flows.core.windows import beliefs, best_arm, boundary, fold_windows
-from zeus_flows.experiments.capriccio_science import (
+from zeus_flows.experiments.capriccio.science import (
     Findings,
     Oracle,
     Replays,
@@ -22,8 +22,8 @@ from zeus_flows.experiments.capriccio_science import (
     replay_slices,
     simulated_profiles,
 )
-from zeus_flows.experiments.traces import Trace
-from zeus_flows.job import parse_job
+from zeus_flows.experiments.replay.traces import Trace
+from zeus_flows.job_file import parse_job
 from zeus_flows.reporting import figures
 
 BEFORE, AFTER, SEEDS = 60, 40, 8

@@ -13,8 +13,7 @@ import pytest
 from tests.conftest import SHARED
 from tests.experiments.capriccio_builders import write_rows
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.capriccio import Window, cut, sizes, split
-from zeus_flows.experiments.capriccio_data import (
+from zeus_flows.experiments.capriccio.datasets import (
     Columns,
     Layout,
     Texts,
@@ -23,6 +22,7 @@ from zeus_flows.experiments.capriccio_data import (
     read_parquet,
     read_sentiment140,
 )
+from zeus_flows.experiments.capriccio.slices import Window, cut, sizes, split
 
 TWEETS = SHARED / "drift" / "sentiment140_sample_27k_masked.csv.xz"
 FLIGHTS = SHARED / "drift" / "nycflights13_labelled_65k.csv.xz"

@@ -17,11 +17,11 @@ from mlflow.entities import Run
 
 from tests.experiments.capriccio_builders import start_together, write_experiment
 from zeus_flows.errors import ConfigError, StoreError
-from zeus_flows.experiments.capriccio_curves import open_curves
-from zeus_flows.experiments.capriccio_lock import alone
-from zeus_flows.experiments.capriccio_run import Experiment, open_experiment
-from zeus_flows.experiments.capriccio_tracking import Tracking
-from zeus_flows.ledger.store import Store
+from zeus_flows.experiments.capriccio.contenders import Experiment, open_experiment
+from zeus_flows.experiments.capriccio.curves import open_curves
+from zeus_flows.experiments.capriccio.lock import alone
+from zeus_flows.experiments.capriccio.tracking import Tracking
+from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.settings import read_settings
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -83,7 +83,7 @@ def test_of_runs_that_several_make_at_once_all_go_with_the_same(
 MACHINE = """
 import sys
 from pathlib import Path
-from zeus_flows.experiments.capriccio_run import open_experiment
+from zeus_flows.experiments.capriccio.contenders import open_experiment
 from zeus_flows.settings import read_settings
 settings = read_settings()
 print("ready", flush=True)
@@ -261,7 +261,7 @@ def test_where_locks_cannot_be_kept_the_error_names_the_setting(tmp_path: Path) 
 def test_the_flow_begins_nothing_while_another_process_runs_the_experiment_and_runs_when_it_was_killed(
     tmp_path: Path, sqlite_uri: str
 ) -> None:
-    from zeus_flows.orchestration.capriccio import capriccio
+    from zeus_flows.orchestration.capriccio_flow import capriccio
 
     science = {"seeds": 1, "replays": 0, "workers": 1}
     path = write_experiment(tmp_path, slices={"days": 5, "most": 2}, science=science)

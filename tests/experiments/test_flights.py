@@ -18,10 +18,11 @@ from torch import Tensor
 
 from zeus_flows.core.gate import Question
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments import flights, flights_data
-from zeus_flows.experiments.flights import METRIC, Batches, evaluate, load_slice, slice_start, train
-from zeus_flows.experiments.flights_data import Year
-from zeus_flows.job import Target
+from zeus_flows.experiments.flights import data as flights_data
+from zeus_flows.experiments.flights import training as flights
+from zeus_flows.experiments.flights.data import Year
+from zeus_flows.experiments.flights.training import METRIC, Batches, evaluate, load_slice, slice_start, train
+from zeus_flows.job_file import Target
 
 B0, BASE_LEARNING_RATE, TARGET, MAX_EPOCHS = 2048, 0.004, 0.99, 30
 

@@ -9,17 +9,17 @@ import pytest
 from click.testing import CliRunner
 
 from tests.conftest import SHARED
+from zeus_flows.cli.replay import replay as command
 from zeus_flows.core import policy
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.comparison import compare, default_run, find_traces
-from zeus_flows.experiments.drift import SHIFTS, VARIANTS, Shift, across, shifted
-from zeus_flows.experiments.replay import replay, replay_job
-from zeus_flows.experiments.replay_cli import replay as command
-from zeus_flows.experiments.traces import Trace, read_trace
-from zeus_flows.experiments.workloads import JOBS, MODELS, model_trace
-from zeus_flows.recurrence import Recurrence
+from zeus_flows.experiments.replay.comparison import compare, default_run, find_traces
+from zeus_flows.experiments.replay.replaying import replay, replay_job
+from zeus_flows.experiments.replay.shifts import SHIFTS, VARIANTS, Shift, across, shifted
+from zeus_flows.experiments.replay.traces import Trace, read_trace
+from zeus_flows.experiments.replay.workloads import JOBS, MODELS, model_trace
+from zeus_flows.recurrence.loop import Recurrence
 
 TRACES = SHARED / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the published traces are not beside the repository")

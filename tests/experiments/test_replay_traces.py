@@ -11,8 +11,8 @@ from tests.core.test_overheads import with_parts
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.records import Gpu, Outcome, Part
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.replay import replay, replay_job
-from zeus_flows.experiments.traces import TraceJob, TraceLabels, file_name, read_trace, write_traces
+from zeus_flows.experiments.replay.replaying import replay, replay_job
+from zeus_flows.experiments.replay.traces import TraceJob, TraceLabels, file_name, read_trace, write_traces
 
 LABELS = TraceLabels("flights", "mlp", "adam", 0.8, learning_rates={32: 0.01})
 SPEC = TraceJob("flights", "mlp", "adam", 0.8, max_epochs=50, default_batch_size=32)

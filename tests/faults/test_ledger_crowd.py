@@ -13,7 +13,7 @@ from tests.builders import JOB
 from tests.ledger import crowd
 from tests.ledger.processes import fork_server
 from zeus_flows.core.records import EnergySource
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.open_ledger import open_direct
 
 PROCESSES = 16
 #: Fifty take minutes on two cores; `ZEUS_FLOWS_TEST_ROUNDS=50` for the whole of it.

@@ -15,7 +15,7 @@ from tests.builders import JOB, decision, observation
 from tests.ledger import brief
 from tests.ledger.processes import fork_server
 from zeus_flows.core.records import EnergySource
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.open_ledger import open_direct
 
 FOLDER = Path(__file__).resolve().parents[2] / "zeus_flows"
 

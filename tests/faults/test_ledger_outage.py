@@ -18,11 +18,11 @@ from tests.ledger import brief
 from tests.ledger.proxy import Proxy, proxy_to
 from tests.ledger.servers import PASSWORD, USER, free_port
 from tests.training_functions import write_job
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.records import EnergySource, Job
 from zeus_flows.errors import StoreDenied, StoreUnavailable
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ledger-servers")]
 
@@ -138,7 +138,7 @@ def test_dead_at_decision_time_the_default_batch_size_runs_and_is_numbered_on_de
 
 
 def test_a_flow_whose_mlflow_is_dead_trains_at_the_default_and_ends_well(tmp_path: Path, prefect_server: None) -> None:
-    from zeus_flows.orchestration.flow import recurrence
+    from zeus_flows.orchestration.recurrence_flow import recurrence
 
     job_file = write_job(tmp_path / "job.yaml", tracking_uri=f"http://127.0.0.1:{free_port()}")
     done = recurrence(str(job_file))

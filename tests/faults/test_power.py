@@ -128,7 +128,7 @@ def test_after_sigkill_a_job_on_another_gpu_puts_the_previous_limit_back(emulato
 OTHER_GPU = """
 import sys
 from pathlib import Path
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 open_gpus("nvml", workload=None, batch_size=1, samples_per_epoch=None, state_dir=Path(sys.argv[1]), visible="1").close()
 """
 
@@ -137,7 +137,7 @@ def test_after_sigkill_a_command_puts_the_previous_limit_back(emulator: Emulator
     Job(emulator, tmp_path, "wait").end(signal.SIGKILL)
     assert emulator.limit_w() == 100.0
     restored = subprocess.run(
-        [sys.executable, "-c", "from zeus_flows.gpu.commands import restore_power_command; restore_power_command()"],
+        [sys.executable, "-c", "from zeus_flows.cli.gpu import restore_power_command; restore_power_command()"],
         env=emulator.environment(ZEUS_FLOWS_STATE_DIR=str(tmp_path)),
         capture_output=True,
         text=True,

@@ -21,7 +21,7 @@ from tests.orchestration.test_deployment import PREFECT, ROOT, server, wait_for
 from tests.training.conftest import emulate, emulator_library
 from tests.training_functions import write_job
 from zeus_flows.core.records import Observation, Outcome
-from zeus_flows.ledger.codec import load_observation
+from zeus_flows.ledger.mlflow.record_text import load_observation
 
 __all__ = ["emulate", "emulator_library", "server"]
 
@@ -67,7 +67,7 @@ def the_observation(uri: str) -> Observation:
 def test_a_signal_ends_training_within_seconds_and_puts_the_limit_back(
     server: dict[str, str], gpu: Emulator, tmp_path: Path
 ) -> None:
-    code = "import sys; from zeus_flows.orchestration.flow import recurrence; recurrence(sys.argv[1])"
+    code = "import sys; from zeus_flows.orchestration.recurrence_flow import recurrence; recurrence(sys.argv[1])"
     for number in (signal.SIGTERM, signal.SIGINT):
         uri = f"sqlite:///{tmp_path}/{number.name}.db"
         with (tmp_path / f"{number.name}.log").open("w") as log:

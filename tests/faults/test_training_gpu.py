@@ -14,11 +14,12 @@ from tests.builders import decision
 from tests.gpu.nvml_emulator import Emulator
 from tests.training.conftest import emulate, emulator_library
 from tests.training.rig import job_file
+from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.gpu.simulated import Load
 from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session
-from zeus_flows.training.trainer import AttemptFailed, LocalTrainer
+from zeus_flows.training.trainer import LocalTrainer
 
 __all__ = ["emulate", "emulator_library"]
 

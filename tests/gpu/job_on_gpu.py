@@ -11,7 +11,7 @@ from pathlib import Path
 
 from zeus_flows.errors import ZeusFlowsError
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 
 
 def train(gpus: Gpus, seconds: float) -> None:

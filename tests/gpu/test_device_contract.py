@@ -14,7 +14,7 @@ from zeus_flows.gpu.device import Device
 from zeus_flows.gpu.group import candidate_limits
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.nvml import Nvml
-from zeus_flows.gpu.open import group_of_real, group_of_simulated
+from zeus_flows.gpu.open_gpus import group_of_real, group_of_simulated
 from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock
 
 LOADS = {

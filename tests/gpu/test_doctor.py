@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.gpu.nvml_emulator import Emulator
+from zeus_flows.cli.gpu import doctor, doctor_command, restore_power_command
 from zeus_flows.gpu.address import ZeusdAddress
-from zeus_flows.gpu.commands import doctor, doctor_command, restore_power_command
 from zeus_flows.gpu.doctor import Check, Status, a_job_could_run, diagnose
 from zeus_flows.gpu.guard import journal_folder
 from zeus_flows.gpu.journal import Entry, Journal

@@ -11,11 +11,11 @@ import pytest
 from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import DeviceError, DeviceLost, NoDevice, NotSupported, PowerPermissionError
-from zeus_flows.gpu import open as opening
+from zeus_flows.gpu import open_gpus as opening
 from zeus_flows.gpu.device import Device
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.nvml import Nvml, NvmlDevice
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Load
 
 RESNET = Load(3554.0, 238.0, active=0.92, clock_bound=0.52)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from zeus_flows.errors import NoDevice
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 
 
 def test_a_machine_without_a_gpu_says_what_to_type(tmp_path: Path) -> None:

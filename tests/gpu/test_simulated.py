@@ -15,7 +15,7 @@ from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import ConfigError, LimitOutOfRange
 from zeus_flows.gpu.device import Device
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.open import group_of_simulated, open_gpus
+from zeus_flows.gpu.open_gpus import group_of_simulated, open_gpus
 from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock, Workload
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -9,7 +9,7 @@ import pytest
 from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.errors import ConfigError, NoDevice
 from zeus_flows.gpu.nvml import Nvml
-from zeus_flows.gpu.open import pick_gpus
+from zeus_flows.gpu.open_gpus import pick_gpus
 from zeus_flows.gpu.visible import visible_gpus
 
 UUIDS = ["GPU-aaaa1111", "GPU-aabb2222", "GPU-cccc3333"]

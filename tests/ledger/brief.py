@@ -15,16 +15,18 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  imported before chi
 import psycopg2  # type: ignore[import-untyped]  # noqa: F401
 
 from tests.builders import GPU, JOB, observation
+from zeus_flows import killpoints as points
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
 from zeus_flows.errors import StoreUnavailable
-from zeus_flows.job import Target
-from zeus_flows.ledger import durable, points
+from zeus_flows.job_file import Target
+from zeus_flows.ledger import durable
 from zeus_flows.ledger.durable import DurableLedger
-from zeus_flows.ledger.open import open_durable
-from zeus_flows.ledger.protocol import EpochReport
-from zeus_flows.ledger.store import Store
-from zeus_flows.recurrence import Attempt, LocalSteps, Recurrence, run_recurrence
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.open_ledger import open_durable
+from zeus_flows.recurrence.loop import Attempt, Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.training.gate import Gate
 
 

@@ -10,7 +10,7 @@ from threading import Barrier
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core import policy
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.open_ledger import open_direct
 
 
 def take_part(name: str, uri: str, rounds: int, folder: Path, all_ready: Barrier) -> None:

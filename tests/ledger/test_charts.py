@@ -12,11 +12,11 @@ from mlflow.entities import Run
 from mlflow.utils.validation import _validate_metric_name
 
 from tests.builders import JOB, decision, observation
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.records import EnergySource, Job, Part, Parts
-from zeus_flows.ledger import charts
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.ledger.mlflow import charts
+from zeus_flows.ledger.open_ledger import open_direct
 
 PARTS = Parts(Part(1, 500.0, 4.0), ((150.0, Part(4, 300.0, 2.0)), (250.0, Part(1, 200.0, 1.0))), Part(5, 100.0, 3.0))
 REPORT = EpochReport(1, energy_j=10.0, time_s=1.0, power_limit_w=150.0, metric=0.5, metric_name="val/acc @ 1")

@@ -27,7 +27,7 @@ from zeus_flows.core.records import (
     jsonable,
 )
 from zeus_flows.errors import StoreError
-from zeus_flows.ledger.codec import (
+from zeus_flows.ledger.mlflow.record_text import (
     MAX_PARAM,
     dump_decision,
     dump_observation,

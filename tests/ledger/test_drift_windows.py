@@ -10,8 +10,8 @@ from mlflow.entities import Run
 from tests.builders import JOB, decision, observation
 from zeus_flows.core import policy
 from zeus_flows.core.records import EnergySource, Job
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct
 
 
 def open_ledger(uri: str, job: Job = JOB, source: EnergySource = EnergySource.SIMULATED) -> MlflowLedger:

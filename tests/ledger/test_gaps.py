@@ -11,13 +11,13 @@ from tests.builders import JOB, decision, gate_check, observation
 from zeus_flows.core import policy
 from zeus_flows.core.policy import State
 from zeus_flows.core.records import EnergySource, Gap, Job
-from zeus_flows.ledger import pages
 from zeus_flows.ledger.janitor import sweep
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.mlflow import pages
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.outbox import Outbox
-from zeus_flows.ledger.pages import Page
-from zeus_flows.ledger.store import Store
 
 ALONE = replace(JOB, translate=False)
 

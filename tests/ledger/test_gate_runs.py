@@ -12,14 +12,14 @@ from mlflow.entities import Run
 
 from tests.builders import JOB, decision, gate_check, observation
 from tests.ledger import brief
+from zeus_flows.core.drift_windows import fold_windows
 from zeus_flows.core.records import EnergySource, Job
-from zeus_flows.core.windows import fold_windows
 from zeus_flows.ledger import durable, janitor
 from zeus_flows.ledger.janitor import sweep, sweep_orphans
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.outbox import Outbox
-from zeus_flows.ledger.store import Store
 
 
 def open_ledger(uri: str, job: Job = JOB, holder: Holder | None = None) -> MlflowLedger:

@@ -17,10 +17,10 @@ from zeus_flows.errors import AlreadyObserved, DeclaredDead
 from zeus_flows.ledger import janitor
 from zeus_flows.ledger.janitor import sweep, sweep_orphans
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct
 from zeus_flows.ledger.outbox import Outbox
-from zeus_flows.ledger.store import Store
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ from tests.ledger.test_codec import OBSERVATIONS
 from zeus_flows.core import policy
 from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
-from zeus_flows.ledger import pages, snapshot, store
-from zeus_flows.ledger.codec import load_observation
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.ledger.store import Store
+from zeus_flows.ledger.mlflow import client as store
+from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.record_text import load_observation
+from zeus_flows.ledger.open_ledger import open_direct
 
 Open = Callable[..., MlflowLedger]
 

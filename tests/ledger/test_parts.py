@@ -12,9 +12,10 @@ import pytest
 from tests.builders import JOB, observation
 from zeus_flows.core import policy
 from zeus_flows.core.records import Outcome
-from zeus_flows.ledger import lease, pages, snapshot
-from zeus_flows.ledger.pages import Page
-from zeus_flows.ledger.snapshot import Snapshot
+from zeus_flows.ledger import lease
+from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.snapshot import Snapshot
 
 
 def test_a_page_reads_claims_attempts_and_ends_and_leaves_the_rest_alone() -> None:

@@ -16,10 +16,11 @@ from tests.builders import JOB, decision, observation
 from tests.ledger import brief
 from zeus_flows.core import policy
 from zeus_flows.core.records import EnergySource, Job
-from zeus_flows.ledger import pages, reader, snapshot
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.ledger.store import Store
+from zeus_flows.ledger.mlflow import history as reader
+from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct
 
 #: What a state of version 2 had.
 V2 = (

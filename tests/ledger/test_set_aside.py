@@ -12,11 +12,11 @@ from mlflow import MlflowClient
 
 from tests.builders import JOB, decision, observation
 from zeus_flows.core.records import EnergySource, Job
-from zeus_flows.ledger import snapshot
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct, open_durable
+from zeus_flows.ledger.mlflow import snapshot
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct, open_durable
 from zeus_flows.ledger.protocol import SetAside
-from zeus_flows.ledger.store import Store
 
 CHANGED = replace(JOB, fingerprint="3c4d")
 BEFORE = {"target": "accuracy >= 0.9", "optimizer": "sgd"}

@@ -20,10 +20,10 @@ from zeus_flows.ledger import janitor
 from zeus_flows.ledger.janitor import sweep
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.memory import MemoryLedger, MemoryStore
-from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.outbox import Outbox
 from zeus_flows.ledger.protocol import Ledger
-from zeus_flows.ledger.store import Store
 
 picks = st.integers(min_value=0, max_value=1_000)
 SETTINGS = settings(

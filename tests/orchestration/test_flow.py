@@ -17,13 +17,13 @@ from prefect.variables import Variable
 from tests.builders import decision
 from tests.training_functions import write_job
 from zeus_flows.core.records import EnergySource, Outcome
-from zeus_flows.job import load_job
-from zeus_flows.ledger.codec import load_decision, load_observation
+from zeus_flows.job_file import load_job
 from zeus_flows.ledger.lease import this_process
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
-from zeus_flows.ledger.store import Store
-from zeus_flows.orchestration.flow import RecurrenceFailed, recurrence
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.record_text import load_decision, load_observation
+from zeus_flows.ledger.open_ledger import open_direct
+from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.xdist_group("prefect")]
 

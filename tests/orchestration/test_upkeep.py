@@ -14,9 +14,9 @@ from tests.builders import decision, observation
 from tests.training_functions import write_job
 from zeus_flows.cli import main
 from zeus_flows.core.records import EnergySource
-from zeus_flows.job import load_job
-from zeus_flows.ledger.mlflow import MlflowLedger
-from zeus_flows.ledger.open import open_direct
+from zeus_flows.job_file import load_job
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.open_ledger import open_direct
 
 
 @pytest.fixture

@@ -13,17 +13,18 @@ from pathlib import Path
 
 from tests.gpu.nvml_emulator import Emulator
 from tests.training.rig import job_file
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, Gpu, Job, Observation, PowerProfile
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.nvml import Nvml
-from zeus_flows.gpu.open import group_of_real, open_gpus
+from zeus_flows.gpu.open_gpus import group_of_real, open_gpus
 from zeus_flows.gpu.simulated import CHIPS, Load, Workload
-from zeus_flows.job import JobFile
+from zeus_flows.job_file import JobFile
 from zeus_flows.ledger.memory import MemoryLedger
-from zeus_flows.ledger.protocol import EpochReport
-from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
+from zeus_flows.recurrence.loop import Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.training.session import Session
 
 SAMPLES = 8192

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.builders import decision
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.records import Decision, Observation, PowerProfile
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.open import group_of_simulated, open_gpus
+from zeus_flows.gpu.open_gpus import group_of_simulated, open_gpus
 from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock, Workload
-from zeus_flows.job import JobFile
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.job_file import JobFile
 from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.session import Session
 

@@ -10,9 +10,10 @@ import pytest
 from tests.training_functions import write_job
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.records import EnergySource, Mode, Observation, Outcome
-from zeus_flows.job import load_job
+from zeus_flows.job_file import load_job
 from zeus_flows.ledger.memory import MemoryLedger
-from zeus_flows.recurrence import LocalSteps, Recurrence, run_recurrence
+from zeus_flows.recurrence.loop import Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.settings import read_settings
 from zeus_flows.training.trainer import LocalTrainer
 
@@ -76,7 +77,7 @@ def test_after_a_crash_the_arm_is_as_unknown_as_before(tmp_path: Path) -> None:
 
 
 def test_a_long_message_and_traceback_still_fit_an_observation(tmp_path: Path) -> None:
-    from zeus_flows.ledger.codec import dump_observation
+    from zeus_flows.ledger.mlflow.record_text import dump_observation
 
     nightly = Nightly(tmp_path, "verbose_crash")
     with pytest.raises(ValueError, match="xxx"):

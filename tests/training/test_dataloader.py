@@ -18,7 +18,7 @@ from zeus_flows import Session, ZeusDataLoader, current_session
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.errors import ConfigError, TrainingError
 from zeus_flows.gpu.simulated import Load
-from zeus_flows.job import JobFile
+from zeus_flows.job_file import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.trainer import LocalTrainer
 

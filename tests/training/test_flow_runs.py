@@ -15,8 +15,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
 from tests.training_functions import write_job
 from zeus_flows.core.records import Observation, Outcome
-from zeus_flows.ledger.codec import load_observation
-from zeus_flows.orchestration.flow import recurrence
+from zeus_flows.ledger.mlflow.record_text import load_observation
+from zeus_flows.orchestration.recurrence_flow import recurrence
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.xdist_group("prefect")]
 

@@ -18,7 +18,7 @@ from zeus_flows.core.records import EnergySource, Observation, Outcome
 from zeus_flows.errors import TrainingError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Load, Workload
 from zeus_flows.training.session import Session
 

@@ -15,7 +15,8 @@ from zeus_flows.core.observer import tried_batch_sizes, would_have_saved
 from zeus_flows.core.records import Decision, EnergySource, LimitMeasurement, Mode, Observation, PowerProfile
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.ledger.memory import MemoryLedger
-from zeus_flows.recurrence import LocalSteps, run_recurrence
+from zeus_flows.recurrence.loop import run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 
 
 def test_the_best_limit_would_have_saved_what_running_at_it_saves() -> None:

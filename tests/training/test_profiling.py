@@ -149,7 +149,7 @@ def test_a_profile_made_with_other_versions_is_measured_again(then: str, now: st
 
 
 def test_real_gpus_name_their_versions(emulate: Any) -> None:
-    from zeus_flows.gpu.open import open_gpus
+    from zeus_flows.gpu.open_gpus import open_gpus
     from zeus_flows.training.trainer import _made_with
 
     emulate()

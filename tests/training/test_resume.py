@@ -10,14 +10,14 @@ import torch
 
 from tests.builders import decision
 from tests.training.rig import attempt, job_file, v100
+from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.errors import TrainingError
-from zeus_flows.job import JobFile
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.job_file import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.checkpoint import Checkpoints, Progress
 from zeus_flows.training.session import Session
-from zeus_flows.training.trainer import AttemptFailed, LocalTrainer
+from zeus_flows.training.trainer import LocalTrainer
 
 SEEN: list[Any] = []
 

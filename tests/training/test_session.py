@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 from tests.builders import decision
 from tests.training import rig
 from tests.training.rig import LIMITS, SAMPLES, Loader, job_file, v100
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.early_stop import CostCut
 from zeus_flows.core.power import best_limit, epoch_cost
 from zeus_flows.core.records import Decision, Mode, Observation, Outcome, PowerProfile
 from zeus_flows.errors import TrainingError
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Workload
-from zeus_flows.job import JobFile
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.job_file import JobFile
 from zeus_flows.training.session import Session
 
 Outcome_ = tuple[Observation, list[EpochReport]]

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from tests.builders import decision
+from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.errors import ConfigError, NoDevice
-from zeus_flows.job import JobFile
+from zeus_flows.job_file import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session
-from zeus_flows.training.trainer import AttemptFailed, LocalTrainer, _is_out_of_memory, code_revision, load_function
+from zeus_flows.training.trainer import LocalTrainer, _is_out_of_memory, code_revision, load_function
 
 FIELDS = {
     "name": "nightly",

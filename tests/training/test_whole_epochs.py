@@ -15,7 +15,7 @@ from zeus_flows.core.overheads import nearest
 from zeus_flows.core.power import run_at
 from zeus_flows.core.records import Observation
 from zeus_flows.core.savings import POWER_LIMIT
-from zeus_flows.recurrence import Recurrence
+from zeus_flows.recurrence.loop import Recurrence
 
 Emulate = Callable[..., Emulator]
 

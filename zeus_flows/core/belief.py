@@ -20,10 +20,10 @@ from scipy.linalg.lapack import dposv
 from scipy.special import ndtr
 
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.drift import Surprises, surprise
 from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.lazy import lazy
 from zeus_flows.core.records import Drift
+from zeus_flows.core.surprise import Surprises, surprise
 
 # log Epochs(b): a mean with a slope, and a kernel in octaves from b0
 EPOCHS_MEAN = 2.0

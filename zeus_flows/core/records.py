@@ -192,7 +192,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What recurs, as far as decisions are concerned. The job file (`zeus_flows.job`) makes one.
+    """What recurs, as far as decisions are concerned. The job file (`zeus_flows.job_file`) makes one.
 
     Attributes:
         name: Names the MLflow experiment.

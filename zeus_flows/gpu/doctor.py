@@ -89,7 +89,7 @@ def _gpu_checks(state_dir: Path, visible: str | None, zeusd: ZeusdAddress) -> It
 
 
 def _picked(nvml: Nvml, state_dir: Path, visible: str | None) -> Iterator[Check]:
-    from zeus_flows.gpu.open import pick_gpus
+    from zeus_flows.gpu.open_gpus import pick_gpus
 
     devices, sliced = pick_gpus(nvml, visible, None)
     named = ", ".join(f"{device.model} ({device.uuid})" for device in devices)

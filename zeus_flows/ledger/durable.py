@@ -20,18 +20,19 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from zeus_flows.core import policy
-from zeus_flows.core.codec import from_plain
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
+from zeus_flows.core.json import from_plain
 from zeus_flows.core.records import Decision, Gap, Job, Observation, jsonable
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
-from zeus_flows.ledger import codec
+from zeus_flows.killpoints import reached
 from zeus_flows.ledger.janitor import Buried, sweep
 from zeus_flows.ledger.lease import HEARTBEAT_S, Holder, read_holder
-from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.mlflow import record_text as codec
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.outbox import Item, Outbox
-from zeus_flows.ledger.points import reached
-from zeus_flows.ledger.protocol import EpochReport, History, Ledger
-from zeus_flows.ledger.store import Store
+from zeus_flows.ledger.protocol import History, Ledger
 
 log = logging.getLogger(__name__)
 

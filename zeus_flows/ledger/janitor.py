@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import DEAD_AFTER_S, Holder, is_gone, monotonic_s, read_holder, this_process
-from zeus_flows.ledger.mlflow import MlflowLedger
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.outbox import Outbox
-from zeus_flows.ledger.points import reached
 
 log = logging.getLogger(__name__)
 

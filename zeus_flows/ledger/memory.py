@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from zeus_flows.core import policy
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, EnergySource, Gap, InFlight, Job, Observation
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
-from zeus_flows.ledger.protocol import EpochReport, History, Ledger
+from zeus_flows.ledger.protocol import History, Ledger
 
 
 @dataclass(slots=True)

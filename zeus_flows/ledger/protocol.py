@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.policy import State
 from zeus_flows.core.records import Decision, Gap, InFlight, Observation
@@ -66,23 +67,6 @@ class History:
     degraded: bool = False
     under_way: tuple[int, ...] = ()
     set_aside: SetAside | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EpochReport:
-    """One epoch of an attempt: cumulative energy and time, the metric reported, the limit in force.
-
-    Attributes:
-        metric_name: What the user calls the metric; empty where that is not known.
-    """
-
-    epoch: int
-    energy_j: float
-    time_s: float
-    power_limit_w: float | None = None
-    metric: float | None = None
-    wall_s: float | None = None
-    metric_name: str = ""
 
 
 class Ledger(Protocol):

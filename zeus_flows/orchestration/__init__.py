@@ -1,1 +1,1 @@
-"""Prefect tasks and flows around `zeus_flows.recurrence`."""
+"""Prefect tasks and flows around `zeus_flows.recurrence.loop`."""

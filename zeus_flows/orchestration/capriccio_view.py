@@ -8,9 +8,9 @@ from typing import Protocol
 
 from rich.console import Console
 
-from zeus_flows.experiments.capriccio import Slice
-from zeus_flows.experiments.capriccio_results import Outcome
-from zeus_flows.experiments.capriccio_run import Experiment
+from zeus_flows.experiments.capriccio.contenders import Experiment
+from zeus_flows.experiments.capriccio.results import Outcome
+from zeus_flows.experiments.capriccio.slices import Slice
 from zeus_flows.reporting.console import progress_bar
 from zeus_flows.reporting.text import joules
 

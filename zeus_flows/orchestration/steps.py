@@ -10,12 +10,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
+from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.records import Decision, Job, Observation
 from zeus_flows.errors import StoreUnavailable
-from zeus_flows.recurrence import Attempt, LocalSteps
+from zeus_flows.recurrence.loop import Attempt
+from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
-from zeus_flows.training.trainer import AttemptFailed
 
 
 async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:

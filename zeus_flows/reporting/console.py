@@ -13,7 +13,7 @@ from rich.text import Text
 
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job
 from zeus_flows.core.savings import Savings
-from zeus_flows.recurrence import Recurrence
+from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table
 from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds
 

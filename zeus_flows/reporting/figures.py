@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from zeus_flows.core.drift_windows import DriftWindow
 from zeus_flows.core.records import Observation
-from zeus_flows.core.windows import DriftWindow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,8 +28,8 @@ from zeus_flows.core.records import Decision, Observation, Reason
 from zeus_flows.errors import ConfigError, NoDevice, TrainingError
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.open import open_gpus
-from zeus_flows.job import JobFile
+from zeus_flows.gpu.open_gpus import open_gpus
+from zeus_flows.job_file import JobFile
 from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session, current_session
 from zeus_flows.training.trainer import least_span_s

@@ -15,7 +15,7 @@ from zeus_flows.core.power import best_limit, epoch_cost
 from zeus_flows.core.records import Decision, EnergySource, Job, LimitMeasurement, Mode, Part, PowerProfile
 from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.job import PowerLimitSection
+from zeus_flows.job_file import PowerLimitSection
 from zeus_flows.training.profiler import PowerProfiler
 
 log = logging.getLogger(__name__)

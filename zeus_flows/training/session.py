@@ -27,6 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import price
 from zeus_flows.core.observer import would_have_saved
 from zeus_flows.core.overheads import NOTHING, Overheads
@@ -34,8 +35,7 @@ from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.records import Decision, Job, Mode, Observation, Outcome, PowerProfile
 from zeus_flows.errors import TrainingError
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.job import JobFile
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.job_file import JobFile
 from zeus_flows.training.books import Books, Curve, For
 from zeus_flows.training.checkpoint import Checkpoints, Progress
 from zeus_flows.training.limit_tuner import LimitTuner

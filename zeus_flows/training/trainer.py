@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile, unobserved
 from zeus_flows.errors import ConfigError, DeviceError, DeviceLost
@@ -25,10 +26,9 @@ from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
 from zeus_flows.gpu.meter import update_period_s
-from zeus_flows.gpu.open import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Workload
-from zeus_flows.job import JobFile
-from zeus_flows.ledger.protocol import EpochReport
+from zeus_flows.job_file import JobFile
 from zeus_flows.settings import Settings
 from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.profiler import LEAST_S
@@ -43,20 +43,6 @@ Measure = Callable[[Callable[[], object]], tuple[object, float, float]]
 _UPDATES = 50
 #: What an observation may hold of an exception: an MLflow param has room for 6,000 characters in all.
 _MOST_DETAIL, _MOST_TRACEBACK = 500, 2_000
-
-
-class AttemptFailed(Exception):
-    """Carries the observation of an attempt that an exception ended; `__cause__` is that exception.
-
-    Attributes:
-        observation: How it went, should it not be tried again.
-        resumable: Whether trying again would go on from a checkpoint later than where this try began.
-    """
-
-    def __init__(self, observation: Observation, *, resumable: bool = False) -> None:
-        super().__init__(observation.detail)
-        self.observation = observation
-        self.resumable = resumable
 
 
 class LocalTrainer:

@@ -21,11 +21,11 @@ from typing import Any
 
 from zeus_flows.core import savings
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.codec import from_plain
 from zeus_flows.core.cost import price
 from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.json import from_plain
 from zeus_flows.core.overheads import Overheads, doubt
-from zeus_flows.core.policy import safety
+from zeus_flows.core.policy import bounds as safety
 from zeus_flows.core.policy.base import Choice, Costs, Policy, View
 from zeus_flows.core.policy.baselines import Default, Power
 from zeus_flows.core.policy.grid import Grid

@@ -8,7 +8,7 @@ never profiled has no cost to draw yet: it is tried where that is expected to pa
 from __future__ import annotations
 
 from zeus_flows.core.belief import EpochsBelief
-from zeus_flows.core.policy import shared_belief
+from zeus_flows.core.policy import outlook as shared_belief
 from zeus_flows.core.policy.base import Choice, Policy, View, from_log
 from zeus_flows.core.records import Explanation, Job, Reason
 from zeus_flows.core.text import cost_text, times

@@ -1,0 +1,32 @@
+"""`zeus-flows capriccio`: the experiment as a flow run of this process, shown as it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+from rich.console import Console
+
+from zeus_flows.orchestration.capriccio_flow import Summary, run
+from zeus_flows.orchestration.capriccio_view import ConsoleView
+from zeus_flows.orchestration.prefect_runs import print_no_errors
+
+
+def run_locally(
+    experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, console: Console
+) -> Summary:
+    """Run the experiment in this process and show it."""
+    print_no_errors()
+    with ConsoleView(console) as view:
+
+        @flow(name="capriccio")
+        def capriccio(experiment_file: str) -> Summary:
+            return run(
+                experiment_file,
+                None if data is None else str(data),
+                tracking_uri,
+                None if out is None else str(out),
+                view,
+            )
+
+        return capriccio(str(experiment))

@@ -1,0 +1,184 @@
+"""`zeus-flows run`: recurrences one after the other in this process, shown as they go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from zeus_flows.core import policy, savings
+from zeus_flows.core.records import Ask, EnergySource, Job, Mode, decision_seed, jsonable
+from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
+from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.recurrence.loop import Recurrence
+from zeus_flows.reporting.console import RunView, show_decision
+from zeus_flows.reporting.links import series_url, ui_command, without_secrets
+from zeus_flows.settings import Settings, quiet_libraries, read_settings
+from zeus_flows.training.gate import load_gate
+from zeus_flows.training.trainer import LocalTrainer, train_traceback
+
+if TYPE_CHECKING:
+    from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for."""
+
+    path: Path
+    recurrences: int = 1
+    simulate: SimulatedGpu | None = None
+    seed: int | None = None
+    tracking_uri: str | None = None
+    as_json: bool = False
+
+    def job_file(self) -> JobFile:
+        """Return the job file with the flags applied."""
+        return load_job(self.path).overridden(simulate=self.simulate, seed=self.seed)
+
+
+def run(request: Request) -> int:
+    """Run recurrences, each as a Prefect flow run; return the exit code.
+
+    What can be wrong with the request is found before anything heavy is imported or written.
+    """
+    job_file, settings = request.job_file(), read_settings()
+    uri = _tracking_uri(request, job_file, settings)
+    trainer = LocalTrainer(job_file, settings)
+    load_gate(job_file)
+    source, done = trainer.energy_source, list[Recurrence]()
+    job = job_file.core(source)
+    view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
+    with view.live():
+        quiet_libraries()
+        for _ in range(request.recurrences):
+            done.append(_run_flow(request, uri))
+            view.recurrence(done[-1])
+        job = _in_fleet(job_file).core(source)
+        saved, experiment_id = _saved(job_file, job, uri, source)
+    if request.as_json:
+        told = None if saved is None else savings.document(saved)
+        recurrences = [_recurrence(job, recurrence) for recurrence in done]
+        click.echo(
+            json.dumps(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told}, indent=2)
+        )
+    elif experiment_id is None:
+        view.say(
+            "MLflow does not answer: what these recurrences brought is kept and will be delivered by the next one."
+        )
+    else:
+        view.summary(saved)
+        view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
+    return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
+
+
+def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
+    """Return what was saved so far and the job's experiment; None and None where MLflow does not answer."""
+    ledger = _ledger(job_file, job, uri, source)
+    try:
+        return policy.saved(job, ledger.state()), ledger.experiment_id
+    except StoreUnavailable:
+        return None, None
+
+
+def dry_run(request: Request) -> int:
+    """Show what the next recurrence would do, from the history there is; write nothing."""
+    job_file, settings = request.job_file(), read_settings()
+    uri = _tracking_uri(request, job_file, settings)
+    trainer = LocalTrainer(job_file, settings)
+    quiet_libraries()
+    job = _in_fleet(job_file).core(trainer.energy_source)
+    state, number, set_aside = policy.initial(job), 1, None
+    if _exists(uri):
+        ledger = _ledger(job_file, job, uri, trainer.energy_source)
+        state, number, set_aside = ledger.state(), ledger.last_recurrence() + 1, ledger.would_set_aside()
+    decision = policy.decide(
+        job,
+        state,
+        Ask(number, 1, decision_seed(job.seed, number, 1), gpu=trainer.gpu, power_limits_w=trainer.power_limits_w),
+    )
+    if request.as_json:
+        document = _document(job_file, uri, trainer.energy_source)
+        document |= {"decision": jsonable(decision), "set_aside": set_aside}
+        click.echo(json.dumps(document, indent=2))
+    else:
+        gated = job_file.gate is not None and job.mode is Mode.FULL and state.newest_model is not None
+        console = Console()
+        show_decision(console, job, decision, gpu=trainer.gpu, observations=state.observations, gated=gated)
+        if set_aside:
+            console.print(set_aside)
+    return 0
+
+
+def _run_flow(request: Request, uri: str) -> Recurrence:
+    from zeus_flows.orchestration.prefect_runs import print_no_errors
+    from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
+
+    print_no_errors()
+    try:
+        return recurrence(str(request.path), simulate=request.simulate, seed=request.seed, tracking_uri=uri)
+    except RecurrenceFailed as failure:
+        return failure.recurrence
+    except Exception as error:
+        shown = None if isinstance(error, ZeusFlowsError) else train_traceback(error)
+        if shown is None:
+            raise
+        raise TrainFunctionFailed(
+            f"the train function failed; the attempt is recorded as failed, and the next recurrence goes on\n{shown}"
+        ) from None
+
+
+def _in_fleet(job_file: JobFile) -> JobFile:
+    """Return the job in the fleet's mode, as its recurrences would run it."""
+    from zeus_flows.orchestration.fleet import with_fleet_mode
+
+    return with_fleet_mode(job_file)
+
+
+def _ledger(job_file: JobFile, job: Job, uri: str, energy_source: EnergySource) -> MlflowLedger:
+    from zeus_flows.ledger.open_ledger import open_direct
+
+    return open_direct(job, tracking_uri=uri, energy_source=energy_source, comparable=job_file.comparable)
+
+
+def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> str:
+    """Return where runs go; flags are flow parameters and parameters are public, so they carry no password."""
+    stated = request.tracking_uri
+    if stated and without_secrets(stated) != stated:
+        raise ConfigError("--tracking-uri holds a password; put it into MLFLOW_TRACKING_URI instead")
+    return settings.tracking(stated, job_file.tracking_uri)
+
+
+def _exists(uri: str) -> bool:
+    """Whether there can be a history: asking MLflow would make a missing sqlite file."""
+    return not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists()
+
+
+def _document(job_file: JobFile, uri: str, energy_source: EnergySource) -> dict[str, Any]:
+    return {
+        "job": job_file.name,
+        "policy": job_file.policy,
+        "seed": job_file.seed,
+        "energy_source": energy_source.value,
+        "tracking_uri": without_secrets(uri),
+    }
+
+
+def _recurrence(job: Job, done: Recurrence) -> dict[str, Any]:
+    return {
+        "recurrence": done.number,
+        "skipped": done.skipped,
+        "gate": jsonable(done.check),
+        "converged": done.converged,
+        "energy_to_accuracy_j": done.energy_j,
+        "time_to_accuracy_s": done.time_s,
+        "cost_j": done.cost_j(job),
+        "attempts": [
+            {"run_id": attempt.id, "decision": jsonable(attempt.decision), "observation": jsonable(observation)}
+            for attempt, observation in done.attempts
+        ],
+    }

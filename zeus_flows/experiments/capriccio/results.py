@@ -1,0 +1,76 @@
+"""What a contender made of a slice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from zeus_flows.core.cost import observed_cost
+from zeus_flows.core.records import Job, Observation, decision_seed
+from zeus_flows.experiments.capriccio.curves import Curves
+from zeus_flows.experiments.capriccio.models import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A slice's recurrence: all attempts together, and the scores the last one ended with.
+
+    `scores` is None where the attempt trained on a real GPU in a process that is gone.
+    """
+
+    number: int
+    batch_sizes: tuple[int, ...]
+    energy_j: float
+    time_s: float
+    cost_j: float
+    converged: bool
+    epochs: int
+    explored: bool
+    power_limit_w: float | None = None
+    scores: Scores | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size of the last attempt."""
+        return self.batch_sizes[-1]
+
+    def measures(self) -> dict[str, float | None]:
+        """Return it as MLflow's metrics."""
+        values: dict[str, float | None] = {
+            "zf.cost_j": self.cost_j,
+            "zf.energy_to_accuracy_j": self.energy_j,
+            "zf.time_to_accuracy_s": self.time_s,
+            "zf.batch_size": float(self.batch_size),
+            "zf.power_limit_w": self.power_limit_w,
+            "zf.epochs": float(self.epochs),
+            "zf.attempts": float(len(self.batch_sizes)),
+            "zf.converged": float(self.converged),
+        }
+        if self.scores is not None:
+            values |= {f"zf.{name}": value for name, value in self.scores._asdict().items()}
+        return values
+
+
+def outcomes(job: Job, observations: tuple[Observation, ...], curves: Curves) -> dict[int, Outcome]:
+    """Return what a contender made of each slice, by the slice's number."""
+    ordered = sorted(observations, key=lambda o: o.order)
+    return {
+        number: _outcome(job, list(group), curves) for number, group in groupby(ordered, key=lambda o: o.recurrence)
+    }
+
+
+def _outcome(job: Job, attempts: list[Observation], curves: Curves) -> Outcome:
+    last = attempts[-1]
+    seed = decision_seed(job.seed, last.recurrence, last.attempt) % 2**31  # as the session has it
+    return Outcome(
+        number=last.recurrence,
+        batch_sizes=tuple(o.batch_size for o in attempts),
+        energy_j=sum(o.energy_j for o in attempts),
+        time_s=sum(o.time_s for o in attempts),
+        cost_j=sum(observed_cost(job, o) for o in attempts),
+        converged=last.converged,
+        epochs=last.epochs,
+        explored=any(o.explores for o in attempts),
+        power_limit_w=last.power_limit_w,
+        scores=curves.scores(last.recurrence, last.batch_size, seed, last.epochs),
+    )

@@ -1,0 +1,289 @@
+"""Replaying a job on a trace: production's loop and policies, with a trace in the place of training.
+
+A training run is drawn from the trace's repetitions; an arm's first run pays for profiling every power limit in
+its first epoch; an attempt that its cut stops is retried, up to a bound (the paper's methodology, section 6.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from zeus_flows.core.attempt import EpochReport
+from zeus_flows.core.cost import price
+from zeus_flows.core.early_stop import epochs_allowed
+from zeus_flows.core.overheads import NOTHING, Overheads
+from zeus_flows.core.power import best_limit
+from zeus_flows.core.records import (
+    Decision,
+    EnergySource,
+    Gpu,
+    Job,
+    LimitMeasurement,
+    Observation,
+    Outcome,
+    Part,
+    Parts,
+    PowerProfile,
+)
+from zeus_flows.experiments.replay.traces import Trace
+from zeus_flows.ledger.memory import MemoryLedger
+from zeus_flows.recurrence.loop import Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
+
+PUBLISHED_ATTEMPTS = 20
+LAST = 5  # the paper judges a policy by its last five recurrences
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Seconds and joules of an epoch."""
+
+    time_s: float
+    energy_j: float
+
+
+class TraceTrainer:
+    """A trainer that looks training up in a trace.
+
+    Args:
+        trace: What to replay.
+        job: Whose objective decides the best limit.
+        rng: Draws the repetitions.
+        free_refusals: A run that may not train one epoch costs nothing, as the published simulator has it. Otherwise
+            it pays for the profile that told.
+        shifts: Traces that take over from a recurrence on, for drift.
+    """
+
+    energy_source = EnergySource.SIMULATED
+
+    def __init__(
+        self,
+        trace: Trace,
+        job: Job,
+        rng: np.random.Generator,
+        *,
+        free_refusals: bool = False,
+        shifts: Mapping[int, Trace] | None = None,
+    ) -> None:
+        self.gpu: Gpu = trace.gpu
+        self.power_limits_w = trace.power_limits_w
+        self._trace, self._job, self._rng = trace, job, rng
+        self._free_refusals = free_refusals
+        self._shifts = dict(shifts or {})
+        self._best: dict[int, tuple[LimitMeasurement, Epoch, float, Epoch]] = {}
+
+    def train(
+        self,
+        job: Job,
+        decision: Decision,
+        profile: PowerProfile | None,
+        report: Callable[[EpochReport], None],
+        *,
+        overheads: Overheads = NOTHING,
+    ) -> Observation:
+        """Return how the attempt goes, by a repetition drawn from the trace."""
+        if decision.recurrence in self._shifts:
+            self._trace = self._shifts.pop(decision.recurrence)
+            self._best = {}
+        trace, b = self._trace, decision.batch_size
+        repetitions = trace.epochs[b]
+        # The same draw as pandas' `sample` of one row, so that the published simulator sees the same runs.
+        needed = repetitions[int(self._rng.integers(len(repetitions)))]
+        at, epoch, cost_j, profiling = self._best.get(b) or self._look_up(b)
+        beside = trace.overheads.get(b, NOTHING)
+        once, once_j = beside.once_each, trace.once_cost(self._job, b) if beside else 0.0
+        limit_w: float | None = at.power_limit_w
+        profiles = decision.tune_power and decision.power_limit_w is None and (profile is None or not profile.complete)
+        if not decision.tune_power or decision.power_limit_w is not None:
+            fixed_w = decision.power_limit_w or trace.gpu.max_power_w
+            at = min(trace.profiles[b].measurements, key=lambda m: abs(m.power_limit_w - fixed_w))
+            epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
+        allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
+        converged = needed is not None and needed <= allowed
+        epochs = needed if converged and needed is not None else allowed
+        if not epochs and profiles and not self._free_refusals:
+            epochs = 1
+        first = profiling if profiles else epoch
+        rest = max(epochs - 1, 0)
+        began = min(epochs, 1)
+        return Observation(
+            recurrence=decision.recurrence,
+            attempt=decision.attempt,
+            batch_size=b,
+            outcome=_outcome(converged=converged, epochs=epochs, max_epochs=trace.max_epochs),
+            epochs=epochs,
+            energy_j=began * first.energy_j + rest * epoch.energy_j + once.energy_j,
+            time_s=began * first.time_s + rest * epoch.time_s + once.time_s,
+            gpu=trace.gpu,
+            energy_source=self.energy_source,
+            samples_per_epoch=trace.samples_per_epoch,
+            power_limit_w=limit_w,
+            profile=trace.profiles[b] if profiles else None,
+            profiling_energy_j=began * first.energy_j if profiles else 0.0,
+            profiling_time_s=began * first.time_s if profiles else 0.0,
+            epochs_allowed=allowed,
+            explores=decision.explores,
+            fingerprint=job.fingerprint,
+            control=decision.control,
+            limit_before_w=trace.gpu.max_power_w / trace.gpu.count,
+            parts=_parts(beside, trace.profiles[b], at, epochs) if beside else None,
+        )
+
+    def _look_up(self, batch_size: int) -> tuple[LimitMeasurement, Epoch, float, Epoch]:
+        """Return the best limit of an arm, an epoch at it and its cost, and an epoch that profiles all limits."""
+        profile = self._trace.profiles[batch_size]
+        beside, samples = self._trace.overheads.get(batch_size, NOTHING), self._trace.samples_per_epoch
+        at = best_limit(self._job, profile, samples_per_epoch=samples, overheads=beside)
+        epoch = _epoch(self._trace, batch_size, at)
+        cost_j = price(self._job, self._trace.gpu.max_power_w).of(epoch.energy_j, epoch.time_s)
+        each = [_steps(self._trace, m) for m in profile.measurements]
+        rest = beside.per_epoch(at.power_limit_w, profile)
+        profiling = Epoch(
+            sum(e.time_s for e in each) / len(each) + rest.time_s,
+            sum(e.energy_j for e in each) / len(each) + rest.energy_j,
+        )
+        self._best[batch_size] = found = (at, epoch, cost_j, profiling)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a policy did to a workload, recurrence by recurrence; all tuples are parallel.
+
+    Attributes:
+        costs_j: Cost of each recurrence, all attempts included.
+        energies_j: Its energy.
+        times_s: Its training time.
+        batch_sizes: Batch size of its last attempt.
+        last_energies_j: Energy of its last attempt: energy to accuracy, where it converged.
+        last_times_s: Time of its last attempt.
+        last_costs_j: Cost of its last attempt.
+        attempts: How many it took.
+        converged: Whether it reached the target.
+        best_cost_j: The best arm's expected cost, where regret starts.
+    """
+
+    workload: str
+    gpu: str
+    policy: str
+    seed: int
+    costs_j: tuple[float, ...]
+    energies_j: tuple[float, ...]
+    times_s: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+    last_energies_j: tuple[float, ...]
+    last_times_s: tuple[float, ...]
+    last_costs_j: tuple[float, ...]
+    attempts: tuple[int, ...]
+    converged: tuple[bool, ...]
+    best_cost_j: float
+
+    @property
+    def regret(self) -> float:
+        """Cumulative regret (eq. 8), in units of the best arm's expected cost."""
+        return sum(self.costs_j) / self.best_cost_j - len(self.costs_j)
+
+    def last(self, values: tuple[float, ...]) -> float:
+        """Return the mean of the last five."""
+        tail = values[-LAST:]
+        return sum(tail) / len(tail)
+
+
+def replay_job(trace: Trace, policy: str, **changes: object) -> Job:
+    """Return the job that replays a trace; `changes` are fields of `Job`, such as eta, beta, window or seed."""
+    job = Job(
+        name=trace.workload,
+        batch_sizes=trace.batch_sizes,
+        default_batch_size=trace.default_batch_size,
+        max_epochs=trace.max_epochs,
+        policy=policy,
+        max_attempts=PUBLISHED_ATTEMPTS if policy == "zeus-paper" else 4,
+    )
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def replay(
+    trace: Trace,
+    job: Job,
+    *,
+    recurrences: int,
+    seed: int = 0,
+    shifts: Mapping[int, Trace] | None = None,
+    free_refusals: bool | None = None,
+    watch: Callable[[Recurrence], None] | None = None,
+) -> Replay:
+    """Replay a job on a trace.
+
+    Args:
+        trace: What training does.
+        job: What is decided, and by which policy; see `replay_job`.
+        recurrences: How many.
+        seed: Seeds the policy and the draws of training runs.
+        shifts: Traces that take over from a recurrence on.
+        free_refusals: See `TraceTrainer`; by default only for `zeus-paper`, as published.
+        watch: Called with each recurrence.
+    """
+    job = replace(job, seed=seed)
+    free = job.policy == "zeus-paper" if free_refusals is None else free_refusals
+    trainer = TraceTrainer(trace, job, np.random.default_rng(seed), free_refusals=free, shifts=shifts)
+    steps = LocalSteps(job, MemoryLedger(job, trainer.energy_source, account=False), trainer)
+    done = []
+    for _ in range(recurrences):
+        recurrence = run_recurrence(job, steps)
+        if watch is not None:
+            watch(recurrence)
+        done.append(recurrence)
+    last = [r.attempts[-1][1] for r in done]
+    eta, max_power_w = job.objective_eta, trace.gpu.max_power_w
+    return Replay(
+        workload=trace.workload,
+        gpu=trace.gpu.model,
+        policy=job.policy,
+        seed=seed,
+        costs_j=tuple(r.cost_j(job) for r in done),
+        energies_j=tuple(r.energy_j for r in done),
+        times_s=tuple(r.time_s for r in done),
+        batch_sizes=tuple(o.batch_size for o in last),
+        last_energies_j=tuple(o.energy_j for o in last),
+        last_times_s=tuple(o.time_s for o in last),
+        last_costs_j=tuple(eta * o.energy_j + (1 - eta) * max_power_w * o.time_s for o in last),
+        attempts=tuple(len(r.attempts) for r in done),
+        converged=tuple(o.converged for o in last),
+        best_cost_j=trace.best_cost_j(job),
+    )
+
+
+def _epoch(trace: Trace, batch_size: int, at: LimitMeasurement) -> Epoch:
+    """Return an epoch at one power limit, with what lies beside its steps."""
+    steps = _steps(trace, at)
+    beside = trace.overheads.get(batch_size)
+    if beside is None:
+        return steps
+    rest = beside.per_epoch(at.power_limit_w, trace.profiles[batch_size])
+    return Epoch(steps.time_s + rest.time_s, steps.energy_j + rest.energy_j)
+
+
+def _steps(trace: Trace, at: LimitMeasurement) -> Epoch:
+    time_s = trace.samples_per_epoch / at.samples_per_s
+    return Epoch(time_s, time_s * at.average_power_w)
+
+
+def _parts(beside: Overheads, profile: PowerProfile, at: LimitMeasurement, epochs: int) -> Parts:
+    """Return what a run of so many epochs takes beside its steps."""
+    evaluation = beside.evaluation_at(at.power_limit_w, profile).times(beside.evaluations_per_epoch * epochs)
+    rest = beside.rest.each.times(epochs)
+    once = beside.once_each
+    return Parts(
+        Part(1, once.energy_j, once.time_s),
+        ((at.power_limit_w, evaluation),) if evaluation.count else (),
+        Part(epochs, rest.energy_j, rest.time_s),
+    )
+
+
+def _outcome(*, converged: bool, epochs: int, max_epochs: int) -> Outcome:
+    if converged:
+        return Outcome.CONVERGED
+    return Outcome.EXHAUSTED if epochs >= max_epochs else Outcome.STOPPED

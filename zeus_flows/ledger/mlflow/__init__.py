@@ -1,0 +1,1 @@
+"""The ledger in MLflow tracking runs; `docs/reference/mlflow-schema.md` is its contract."""

@@ -1,0 +1,251 @@
+"""The runs that hold a ledger together: its root, its pages and the chain of its drift windows.
+
+The first drift window's run is the root. The experiment `<job>.ledger` names it, and creating an experiment is a
+compare-and-set; the root names the pages, and each window the next one, by write-once params. So whoever comes first
+makes them, and everyone finds the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlflow.entities import Run
+
+from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.killpoints import reached
+from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.record_text import fits_tag
+from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The drift window that recurrences belong to now."""
+
+    run_id: str
+    number: int
+    first: int
+    counts_from: int
+    tags: Mapping[str, str]
+
+
+class Structure:
+    """Finds a job's root, pages and drift windows in MLflow, and makes those that are missing.
+
+    Args:
+        job: Whose they are; its name is the experiment's.
+        store: MLflow, as bounded calls.
+        energy_source: What the job's joules are, which its drift windows are about.
+        comparable: What the fingerprint is made of, in words, by name; empty where nobody said.
+    """
+
+    def __init__(
+        self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
+    ) -> None:
+        self._job, self._store, self._energy_source = job, store, energy_source
+        self._comparable = shortened(comparable or {})
+        self._experiment_id: str | None = None
+        self._root: tuple[str, str] | None = None
+        self._window: Window | None = None
+        self._pages: dict[int, str] = {}
+
+    @property
+    def key(self) -> str:
+        """Names the store and the job, without secrets."""
+        return json.dumps([self._store.location, self._job.name])
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._job.name
+
+    @property
+    def experiment_id(self) -> str:
+        """The experiment that holds the attempts and drift windows; made if need be."""
+        if self._experiment_id is None:
+            found = self._store.experiment(self._job.name)
+            made = None if found else self._store.create_experiment(self._job.name)
+            found = found or (self._store.experiment(self._job.name) if made is None else None)
+            self._experiment_id = made or str(found.experiment_id if found else "")
+        return self._experiment_id
+
+    def last_recurrence(self) -> int:
+        """Return the newest recurrence number that was taken; 0 where none was."""
+        if self._find_root(make=False) is None or not (known := self._page_ids()):
+            return 0
+        newest = max(known)
+        claims = Page().read(self._store.params(known[newest])).claims
+        return max(claims, default=newest * pages.SIZE)
+
+    def open_window(self, opened_by: str, *, evidence: str, counts_from: int) -> Window:
+        """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
+        while True:
+            window, stands = self._open_after(
+                self._look(), opened_by, evidence=evidence, first=counts_from, counts_from=counts_from
+            )
+            if stands:
+                return window
+
+    def reset(self) -> int:
+        """Start a new drift window in which nothing that was observed before counts; return its number."""
+        evidence = "reset by hand: nothing that was observed before counts"
+        return self.open_window("reset", evidence=evidence, counts_from=self.last_recurrence() + 1).number
+
+    def _current_window(self) -> Window:
+        """Return the newest drift window that this ledger knows of, whatever it is about."""
+        return self._window or self._look()
+
+    def _look(self) -> Window:
+        """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
+        root = self._store.run(self._require_root()[1])
+        self._learn_pages(root.data.params)
+        run = root
+        if (hint := root.data.tags.get("zf.current_window")) and hint != root.info.run_id:
+            run = self._store.run(hint)
+        while following := run.data.params.get("zf.next_window"):
+            run = self._store.run(following)
+        self._window = read_window(run)
+        return self._window
+
+    def _windows(self) -> tuple[str, ...]:
+        """Return the run ids of all drift windows, in order."""
+        found = [self._require_root()[1]]
+        while following := self._store.params(found[-1]).get("zf.next_window"):
+            found.append(following)
+        return tuple(found)
+
+    def _is_mine(self, window: Window) -> bool:
+        mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
+        return all(window.tags.get(name) == value for name, value in mine.items())
+
+    def _open_after(
+        self,
+        current: Window,
+        opened_by: str,
+        *,
+        evidence: str,
+        first: int,
+        counts_from: int,
+        tags: Mapping[str, str] | None = None,
+    ) -> tuple[Window, bool]:
+        """Open the window after `current`; return the one that stands, and whether it is the one opened here.
+
+        Args:
+            current: What it follows.
+            opened_by: What began it, which is what ended the one before.
+            evidence: For that, as a sentence.
+            first: Its first recurrence.
+            counts_from: The first recurrence that counts for decisions.
+            tags: What else it says: a snapshot that is still of use, what was set aside.
+        """
+        candidate = self._create_window(
+            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
+        )
+        reached("after-create-window")
+        self._store.log(current.run_id, tags={"zf.ended_by": opened_by, "zf.evidence": fits_tag(evidence)})
+        winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
+        reached("after-link-window")
+        if winner != candidate:
+            self._store.delete(candidate)
+        self._store.end(current.run_id)
+        self._store.log(self._require_root()[1], tags={"zf.current_window": winner})
+        window = read_window(self._store.run(winner))
+        self._window = window
+        return window, winner == candidate
+
+    def _create_window(
+        self, *, number: int, opened_by: str, first: int, counts_from: int, tags: Mapping[str, str] | None = None
+    ) -> str:
+        run_id = self._store.create_run(
+            self.experiment_id,
+            name=f"drift window {number}{self._mark}",
+            tags={
+                "zf.kind": "drift-window",
+                "zf.fingerprint": self._job.fingerprint,
+                "zf.energy_source": self._energy_source.value,
+                **write_words(self._comparable),
+                **(tags or {}),
+            },
+        )
+        params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}
+        texts = {name: str(value) for name, value in params.items()}
+        self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
+        return run_id
+
+    def _find_root(self, *, make: bool) -> tuple[str, str] | None:
+        """Return the ledger's experiment and the run that is its root; None where there is none and none is made."""
+        if self._root is None:
+            name = f"{self._job.name}.ledger"
+            self._root = self._store.root(name)
+            if self._root is None and make:
+                candidate = self._create_window(number=1, opened_by="first", first=1, counts_from=1)
+                reached("after-create-root")
+                self._root = self._store.name_root(name, candidate)
+                if self._root[1] != candidate:
+                    self._store.delete(candidate)
+        return self._root
+
+    def _require_root(self) -> tuple[str, str]:
+        root = self._find_root(make=True)
+        assert root is not None
+        return root
+
+    def _page_ids(self) -> dict[int, str]:
+        """Return the pages there are, by number."""
+        return self._learn_pages(self._store.params(self._require_root()[1]))
+
+    def _learn_pages(self, params: Mapping[str, str]) -> dict[int, str]:
+        for name, value in params.items():
+            if name.startswith("zf.page."):
+                self._pages[int(name.removeprefix("zf.page."))] = value
+        return self._pages
+
+    def _page(self, number: int) -> str:
+        """Return the run that is page `number`, making it if need be."""
+        if number not in self._pages and number not in self._page_ids():
+            experiment_id, root_id = self._require_root()
+            candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={"zf.kind": "page"})
+            reached("after-create-page")
+            self._pages[number] = self._store.set_once(root_id, f"zf.page.{number}", candidate)
+            reached("after-link-page")
+            if self._pages[number] != candidate:
+                self._store.delete(candidate)
+        return self._pages[number]
+
+    def _read_page_of(self, recurrence: int) -> Page:
+        """Return the page that a recurrence is on."""
+        return Page().read(self._store.params(self._page(pages.number_of(recurrence))))
+
+    def _read_pages(self, after: int) -> Page:
+        """Return all pages from the one with the recurrence after `after`, as one."""
+        page = Page()
+        for number in sorted(self._page_ids()):
+            if number >= pages.number_of(after + 1):
+                page.read(self._store.params(self._pages[number]))
+        return page
+
+    @property
+    def _mark(self) -> str:
+        """What a run's name says of its joules, where they were not measured."""
+        return "" if self._energy_source is EnergySource.MEASURED else f" · {self._energy_source.value} energy"
+
+
+def read_window(run: Run) -> Window:
+    """Return the drift window that a run is."""
+    params = run.data.params
+    return Window(
+        run_id=str(run.info.run_id),
+        number=int(params["zf.window"]),
+        first=int(params["zf.first_recurrence"]),
+        counts_from=int(params["zf.counts_from"]),
+        tags=dict(run.data.tags),
+    )
+
+
+def snapshot_of(window: Window) -> dict[str, str]:
+    """Return the tags of a window's snapshot."""
+    return {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}

@@ -1,0 +1,348 @@
+"""The ledger in MLflow tracking runs. `docs/reference/mlflow-schema.md` is its contract.
+
+MLflow has no transactions across runs. What must happen once is a write-once param (claims, decisions, observations,
+ends, the chain of drift windows) or the creation of an experiment (the root); both are compare-and-set on every
+backend. Tags and metrics are for people and caches; writing them twice does no harm.
+
+What this promises, on sqlite, PostgreSQL and an MLflow server on either:
+
+* Recurrence numbers are unique, whoever asks at the same time.
+* An attempt has one decision and one observation. The first stands; the same again is accepted, another is refused.
+* An attempt that was declared dead has its observation, so its own late report is refused. That observation says
+  nothing about the job and does not count.
+* The fold's order is (recurrence, attempt). A snapshot covers only recurrences that have ended and whose attempts all
+  have their observation. An attempt that is added after the end is declared dead by whoever adds it. So nothing that
+  counts can come to lie inside a snapshot.
+* A decision reads runs by id only: the root, the current drift window, one or two pages, and the attempts since the
+  snapshot. None of that grows with the history.
+* Runs start in the order they are decided, even where the clock goes back.
+
+It does not promise that an observation is there the moment training ends: see `zeus_flows.ledger.durable`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Final
+
+from zeus_flows.core import policy
+from zeus_flows.core.attempt import EpochReport
+from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
+from zeus_flows.core.gate import GateCheck
+from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, jsonable, unobserved
+from zeus_flows.core.savings import series
+from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
+from zeus_flows.killpoints import reached
+from zeus_flows.ledger.lease import Holder, read_holder, this_process
+from zeus_flows.ledger.mlflow import charts, pages
+from zeus_flows.ledger.mlflow import record_text as codec
+from zeus_flows.ledger.mlflow.attempts import OpenAttempt
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.history import Reader
+from zeus_flows.ledger.mlflow.layout import snapshot_of
+from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.protocol import Ledger
+
+log = logging.getLogger(__name__)
+
+#: The fingerprint of an observation that says its attempt died: comparable with nothing, so it never counts.
+DEAD: Final = "declared dead"
+#: What a context may hold that an attempt's run has as a param.
+_PARAMS: Final = frozenset({"zf.learning_rate"})
+
+
+class MlflowLedger(Reader):
+    """One job's ledger on an MLflow tracking store.
+
+    Args:
+        job: Whose ledger this is; its name is the experiment's.
+        store: MLflow, as bounded calls.
+        energy_source: Only observations of this source are folded.
+        holder: Who this is to other processes; this process by default.
+        comparable: What the fingerprint is made of, in words, by name, such as `target` and `accuracy >= 0.9`: so that
+            it can be said what has changed where it changes.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        store: Store,
+        energy_source: EnergySource,
+        *,
+        holder: Holder | None = None,
+        comparable: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(job, store, energy_source, comparable)
+        self._holder = holder or this_process()
+        self._in_joules = not job.in_seconds and energy_source is not EnergySource.NONE
+
+    # -- recurrences and decisions -----------------------------------------------------------------------------------
+
+    def begin(self, token: str | None = None, *, holder: Holder | None = None, asked_before: bool = False) -> int:
+        """Take the next recurrence number.
+
+        Args:
+            token: Names the recurrence before it has a number.
+            holder: Who takes it; whoever this ledger belongs to by default.
+            asked_before: The token may have a number already: then that is returned. Reads every page.
+        """
+        token = token or uuid.uuid4().hex
+        mine = replace(holder or self._holder, token=token, beat=0).dump()
+        number = max(self._page_ids(), default=0)
+        if asked_before:
+            for taken, claim in self._read_pages(0).claims.items():
+                if (taker := read_holder(claim)) and taker.token == token:
+                    return taken
+        claims = Page().read(self._store.params(self._page(number))).claims
+        for tries in count():
+            recurrence = max(claims, default=number * pages.SIZE) + 1
+            number = pages.number_of(recurrence)
+            reached("before-claim")
+            lost_to = self._store.lost_to(self._page(number), pages.claim(recurrence), mine)
+            if lost_to is None:
+                reached("after-claim")
+                return recurrence
+            claims = Page().read(lost_to).claims
+            time.sleep(_pause_s(tries))
+        raise AssertionError("unreachable")
+
+    def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
+        """Make the run of a recurrence's drift gate, which says that it is being asked and by whom; return its id."""
+        standing = self._read_page_of(recurrence).gates.get(recurrence)
+        if standing is not None:
+            return standing
+        tags = {
+            "zf.kind": "gate",
+            "zf.recurrence": str(recurrence),
+            **self._comparable_tags(),
+            "zf.lease": self._holder.dump(),
+            **_said(context),
+        }
+        run_id = self._store.create_run(
+            self.experiment_id,
+            name=f"{recurrence} · gate",
+            tags={name: codec.fits_tag(value) for name, value in tags.items()},
+            start_ms=self._next_start_ms(),
+        )
+        reached("after-create-gate")
+        standing = self._store.set_once(self._page(pages.number_of(recurrence)), pages.gate(recurrence), run_id)
+        reached("after-link-gate")
+        if standing != run_id:
+            self._store.delete(run_id)
+        return standing
+
+    def gated(self, check_id: str, check: GateCheck, *, at_s: float | None = None) -> None:
+        """Write what a gate found on its run and in the series; close a recurrence that it skips."""
+        number, values = check.question.recurrence, charts.of_check(check)
+        tags = {
+            "zf.gate": check.verdict,
+            "zf.detail": codec.fits_tag(check.text),
+            "zf.trained_in": str(check.question.trained_in),
+            "mlflow.runName": f"{number} · gate: {check.verdict}",
+        }
+        shown = charts.metrics({**charts.of_scores(check), **values}, step=number, at_s=at_s)
+        self._store.log(check_id, metrics=shown, tags=tags)
+        self._store.log(self._window_of(number), metrics=charts.metrics(values, step=number, at_s=at_s))
+        reached("after-gate")
+        self._store.end(check_id)
+        if check.skips:
+            self.close(number, pages.skipped(time_s=check.time_s, energy_j=check.energy_j))
+            reached("after-skip")
+
+    def decided(
+        self,
+        decision: Decision,
+        context: Mapping[str, str],
+        *,
+        holder: Holder | None = None,
+        at_s: float | None = None,
+    ) -> str:
+        """Write a decision; return the id of the attempt's run.
+
+        The same decision again returns the run it has.
+
+        Raises:
+            AlreadyDecided: the attempt has another decision.
+            DeclaredDead: its recurrence has ended.
+        """
+        text = codec.dump_decision(decision)
+        page = self._page(pages.number_of(decision.recurrence))
+        tags = self._decision_tags(decision, context) | {"zf.lease": (holder or self._holder).dump()}
+        start_ms = self._next_start_ms(at_s)
+        run_id = self._store.create_run(
+            self.experiment_id,
+            name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self._mark}",
+            tags={name: codec.fits_tag(value) for name, value in tags.items()},
+            start_ms=start_ms,
+        )
+        self._last_start_ms = start_ms
+        reached("after-create-run")
+        params = {"zf.batch_size": str(decision.batch_size), "zf.seed": str(decision.seed), "zf.decision": text}
+        params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
+        self._store.log(run_id, params=params)
+        reached("after-log-decision")
+        standing = self._store.set_once(page, pages.attempt(decision.recurrence, decision.attempt), run_id)
+        reached("after-link-decision")
+        if standing != run_id:
+            self._store.delete(run_id)
+            if not codec.is_same_decision(self._store.params(standing).get("zf.decision", ""), text):
+                raise AlreadyDecided(f"{self._name(decision)} has a decision already")
+            run_id = standing
+        if decision.recurrence in Page().read(self._store.params(page)).ended:
+            self.declare_dead(OpenAttempt(run_id, decision, ""), "its recurrence had ended")
+            raise DeclaredDead(f"recurrence {decision.recurrence} of {self._job.name} has ended without this attempt")
+        return run_id
+
+    def declare_dead(self, attempt: OpenAttempt, why: str) -> bool:
+        """Give an attempt the observation that its holder is dead, unless it has one; return whether that was news."""
+        observation = unobserved(
+            attempt.decision,
+            gpu=Gpu(model="unknown", count=1, max_power_w=0.0),
+            energy_source=self._energy_source,
+            fingerprint=DEAD,
+            detail=f"declared dead: {why}",
+            energy_complete=False,
+        )
+        try:
+            self.observed(attempt.run_id, observation)
+        except AlreadyObserved:
+            return False
+        return True
+
+    def heartbeat(self, attempt_id: str, holder: Holder) -> None:
+        """Say that an attempt's holder is still there."""
+        self._store.log(attempt_id, tags={"zf.lease": holder.dump()})
+
+    def recurrence_of(self, attempt_id: str) -> int:
+        """Return the recurrence that an attempt belongs to."""
+        return int(self._store.run(attempt_id).data.tags["zf.recurrence"])
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------
+
+    def epoch(self, attempt_id: str, report: EpochReport) -> None:
+        """Write what one epoch brought, at step = epoch."""
+        shown = charts.metrics(charts.of_epoch(report, joules=self._in_joules), step=report.epoch, at_s=report.wall_s)
+        self._store.log(attempt_id, metrics=shown)
+
+    def observed(self, attempt_id: str, observation: Observation, *, at_s: float | None = None) -> None:
+        """Write an attempt's outcome; the first one stands."""
+        text = codec.dump_observation(observation)
+        reached("before-observation")
+        if not codec.is_same_observation(self._store.set_once(attempt_id, "zf.observation", text), text):
+            raise AlreadyObserved(f"{self._name(observation)} has its observation")
+        reached("after-observation")
+        self._closed[attempt_id] = codec.load_observation(text)  # as everybody else will read it
+        shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
+        tags = {"zf.outcome": observation.outcome.value, "zf.detail": codec.fits_tag(observation.detail)}
+        self._store.log(attempt_id, metrics=shown, tags=tags)
+        reached("after-outcome")
+        self._store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
+        reached("after-terminate")
+
+    def ended(
+        self, recurrence: int, observations: Sequence[Observation], *, at_s: float | None = None, how: str = pages.ENDED
+    ) -> None:
+        """Close a recurrence, after writing its point of the drift window's series and the boundary it may make.
+
+        Whoever is killed on the way leaves it open: it is ended again, or by the janitor, and nothing is missing.
+        """
+        if observations:
+            values, learnt = dict(charts.of_recurrence(self._job, observations)), self._learnt(recurrence, observations)
+            tags = {} if learnt is None else self._belief_tags(learnt.after)
+            means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
+            if learnt is not None and learnt.whole and means_something:
+                values |= series(policy.saved(self._job, learnt.after))
+            shown = charts.metrics(values, step=recurrence, at_s=at_s)
+            self._store.log(self._window_of(recurrence), metrics=shown, tags=tags)
+            reached("after-series")
+            if learnt is not None and learnt.boundary is not None:
+                self._end_window(recurrence, learnt.boundary)
+            reached("after-boundary")
+        self.close(recurrence, how)
+        reached("after-end")
+
+    def close(self, recurrence: int, how: str = pages.ENDED) -> None:
+        """Say that nothing will be added to a recurrence."""
+        self._store.set_once(self._page(pages.number_of(recurrence)), pages.end(recurrence), how)
+
+    def bury(self, recurrence: int) -> None:
+        """Close a recurrence whose holder is dead, with what it had observed; end its gate's run, had it one."""
+        page = self._read_page_of(recurrence)
+        self._read_attempts(page.attempts_of(recurrence).values())
+        self.ended(recurrence, self._counting(page, after=recurrence - 1, upto=recurrence), how=pages.DEAD)
+        if recurrence in page.gates:
+            self._store.end(page.gates[recurrence], "KILLED")
+
+    def gate_lease(self, run_id: str) -> str:
+        """Return what whoever asks a drift gate last said."""
+        return str(self._store.run(run_id).data.tags.get("zf.lease", ""))
+
+    def discard(self, run_id: str) -> None:
+        """Delete a run that never became part of the ledger."""
+        self._store.delete(run_id)
+
+    def _end_window(self, recurrence: int, found: Boundary) -> None:
+        """Open the next drift window after the one that a recurrence ended; what was learnt goes on."""
+        window = self.window()
+        self._open_after(
+            window,
+            found.kind,
+            evidence=found.text,
+            first=recurrence + 1,
+            counts_from=window.counts_from,
+            tags=snapshot_of(window),
+        )
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def _name(self, record: Decision | Observation) -> str:
+        return f"attempt {record.recurrence}.{record.attempt} of {self._job.name}"
+
+    def _decision_tags(self, decision: Decision, context: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "zf.kind": "attempt",
+            "zf.recurrence": str(decision.recurrence),
+            "zf.attempt": str(decision.attempt),
+            **self._comparable_tags(),
+            "zf.policy": decision.policy,
+            "zf.mode": self._job.mode.value,
+            "zf.reason": decision.reason.text,
+            "zf.explores": str(decision.explores).lower(),
+            "zf.degraded": str(decision.degraded).lower(),
+            **{name: value for name, value in _said(context).items() if name not in _PARAMS},
+        }
+
+    def _belief_tags(self, state: policy.State) -> dict[str, str]:
+        """Return what is believed of every arm, and which one is thought cheapest."""
+        arms = beliefs(self._job, state)
+        return {
+            "zf.beliefs": codec.fits_tag(json.dumps(jsonable(arms))),
+            "zf.best_batch_size": str(best_arm(arms) or ""),
+        }
+
+    def _comparable_tags(self) -> dict[str, str]:
+        return {
+            "zf.fingerprint": self._job.fingerprint,
+            "zf.energy_source": self._energy_source.value,
+            "zf.drift_window": self.window().run_id,
+        }
+
+
+def _said(context: Mapping[str, str]) -> dict[str, str]:
+    """Return those words of a context that say something."""
+    return {name: value for name, value in context.items() if value}
+
+
+def _pause_s(tries: int) -> float:
+    """Return how long to wait after a lost race: at random, so that those who lost together part."""
+    return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2.0 ** min(tries, 9))
+
+
+def _conforms(ledger: MlflowLedger) -> Ledger:
+    return ledger

@@ -1,0 +1,334 @@
+"""Decisions and observations <-> JSON text that fits MLflow's params. No pickle.
+
+`docs/reference/mlflow-schema.md` has the stored form. It is compact: fields that have their default are left out (so
+the defaults of these two records are part of the form), measured numbers have six digits, and what comes in rows is an
+array. Texts are canonical: dumping what was loaded gives the same text.
+
+Texts without a schema number are of schema 1, which named every field of the records of its day.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any, Final, TypeVar
+
+from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
+from zeus_flows.core.json import from_plain
+from zeus_flows.core.records import (
+    SCHEMA,
+    Decision,
+    InFlight,
+    Knob,
+    LimitMeasurement,
+    Observation,
+    Part,
+    Parts,
+    PowerProfile,
+    jsonable,
+)
+from zeus_flows.errors import MeasurementError, StoreError
+
+R = TypeVar("R", Decision, Observation)
+
+MAX_PARAM: Final = 6_000
+MAX_TAG: Final = 5_000
+
+_DIGITS: Final = 6  # of measured numbers: no meter has more
+_CUTS: Final[Mapping[str, type[Cut]]] = {"none": NoCut, "cost": CostCut, "planned": PlannedCut}
+_THINNED: Final = "; its learning curve was thinned to fit"
+_UNPROFILED: Final = "; its power profile did not fit and was left out"
+
+
+def dump_decision(decision: Decision) -> str:
+    """Return a decision as JSON that fits a param; what explains it is shortened where it must be."""
+    return _fitting("zf.decision", decision, _write_decision, (_fewer_arms, _no_numbers, _shorter_reason, _not_asked))
+
+
+def load_decision(text: str) -> Decision:
+    """Return the decision that `dump_decision` wrote, now or in an earlier version.
+
+    Raises:
+        StoreError: it was written by a newer version, or is broken.
+    """
+    return _load("decision", text, _read_decision)
+
+
+def dump_observation(observation: Observation) -> str:
+    """Return an observation as JSON that fits a param; it is shortened, and says so, where it must be."""
+    shorten = (_shorter_traceback, _thinner_curve, _shorter_detail, _no_profile)
+    return _fitting("zf.observation", observation, _write_observation, shorten)
+
+
+def load_observation(text: str) -> Observation:
+    """Return the observation that `dump_observation` wrote, now or in an earlier version.
+
+    Raises:
+        StoreError: it was written by a newer version, or is broken.
+    """
+    return _load("observation", text, _read_observation)
+
+
+def is_same_decision(standing: str, text: str) -> bool:
+    """Return whether a stored decision, of whatever schema, is the one that `dump_decision` made a text of."""
+    return standing == text or _again(standing, load_decision, dump_decision) == text
+
+
+def is_same_observation(standing: str, text: str) -> bool:
+    """Return whether a stored observation, of whatever schema, is the one that `dump_observation` made a text of."""
+    return standing == text or _again(standing, load_observation, dump_observation) == text
+
+
+def fits_tag(value: str) -> str:
+    """Return `value` cut to what a tag holds, visibly."""
+    return value if len(value) <= MAX_TAG else value[: MAX_TAG - 1] + "…"
+
+
+# -- decisions -------------------------------------------------------------------------------------------------------
+
+
+def _write_decision(decision: Decision) -> dict[str, Any]:
+    plain = {"schema": SCHEMA, **_stated(replace(decision, schema=SCHEMA))}
+    kind = next(name for name, cut in _CUTS.items() if isinstance(decision.cut, cut))
+    plain["cut"] = {"kind": kind, **_stated(decision.cut)}
+    for arm in plain["reason"].get("arms", ()):
+        arm |= {name: _number(_digits(value)) for name, value in arm.items() if isinstance(value, float)}
+    plain |= _knob(Knob.POWER_LIMIT, plain.pop("power_limit_w", None))
+    if decision.asked is not None and decision.asked.in_flight:
+        rows = [[f.recurrence, f.attempt, f.batch_size, f.explores] for f in decision.asked.in_flight]
+        plain["asked"]["in_flight"] = rows
+    return plain
+
+
+def _read_decision(data: dict[str, Any], schema: int) -> Decision:
+    cut = dict(data.pop("cut", {}))
+    reason = data["reason"]
+    reason["numbers"] = {k: v for k, v in reason.get("numbers", {}).items() if v is not None}  # schema 1: infinite
+    if schema > 1:
+        data["power_limit_w"] = _setting(data)
+        if asked := data.get("asked"):
+            names = tuple(InFlight.__dataclass_fields__)
+            asked["in_flight"] = [dict(zip(names, row, strict=True)) for row in asked.get("in_flight", ())]
+    return replace(from_plain(Decision, data), cut=from_plain(_cut_type(cut), cut))
+
+
+def _cut_type(cut: Mapping[str, Any]) -> type[Cut]:
+    if "kind" in cut:
+        return _CUTS[cut["kind"]]
+    return CostCut if "threshold_j" in cut else PlannedCut if "log_epochs" in cut else NoCut  # schema 1 had no tag
+
+
+def _fewer_arms(decision: Decision, _excess: int) -> Decision:
+    arms = decision.reason.arms
+    return replace(decision, reason=replace(decision.reason, arms=arms[: len(arms) // 2]))
+
+
+def _no_numbers(decision: Decision, _excess: int) -> Decision:
+    return replace(decision, reason=replace(decision.reason, numbers={}))
+
+
+def _shorter_reason(decision: Decision, excess: int) -> Decision:
+    return replace(decision, reason=replace(decision.reason, text=_without_end(decision.reason.text, excess)))
+
+
+def _not_asked(decision: Decision, _excess: int) -> Decision:
+    return replace(decision, asked=None)
+
+
+# -- observations ----------------------------------------------------------------------------------------------------
+
+
+def _write_observation(observation: Observation) -> dict[str, Any]:
+    plain = {"schema": SCHEMA, **_stated(replace(observation, schema=SCHEMA))}
+    plain |= _knob(observation.knob, plain.pop("power_limit_w", None))
+    if observation.metric is not None and not math.isfinite(observation.metric):
+        del plain["metric"]  # a run that diverged has none
+    if observation.profile is not None:
+        plain["profile"] = _write_profile(observation, observation.profile)
+    if observation.parts is not None:
+        plain["parts"] = _write_parts(observation.parts)
+    if observation.curve:
+        plain["curve"] = [[epoch, _number(_digits(metric))] for epoch, metric in observation.curve]
+    return plain
+
+
+def _read_observation(data: dict[str, Any], schema: int) -> Observation:
+    if schema > 1:
+        data["power_limit_w"] = _setting(data)
+        if "profile" in data:
+            data["profile"] = _read_profile(data, data["profile"])
+        if "parts" in data:
+            data["parts"] = _read_parts(data["parts"])
+    return from_plain(Observation, data)
+
+
+def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str, Any]:
+    """Return a profile as rows of setting, average power, throughput and, where they were too few, the seconds."""
+    plain = _stated(profile)
+    if profile.gpu == observation.gpu:
+        del plain["gpu"]
+    if profile.batch_size == observation.batch_size:
+        del plain["batch_size"]
+    if "stale_w" in plain:
+        plain["stale"] = plain.pop("stale_w")
+    plain["measurements"] = [
+        [
+            _number(m.power_limit_w),
+            *(_number(_digits(v)) for v in (m.average_power_w, m.samples_per_s, m.begun_s) if v is not None),
+        ]
+        for m in profile.measurements
+    ]
+    return plain
+
+
+def _read_profile(data: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    names = tuple(LimitMeasurement.__dataclass_fields__)
+    return {
+        "gpu": data["gpu"],
+        "batch_size": data["batch_size"],
+        **plain,
+        "measurements": [dict(zip(names, row, strict=False)) for row in plain["measurements"]],
+        "stale_w": plain.get("stale", ()),
+    }
+
+
+def _write_parts(parts: Parts) -> dict[str, Any]:
+    """Return parts as rows of count, joules and seconds; an evaluation's row begins with the limit."""
+
+    def row(part: Part) -> list[Any]:
+        return [_number(_digits(v)) for v in (part.count, part.energy_j, part.time_s)]
+
+    plain = _stated(parts)
+    for name in ("once", "rest"):
+        if name in plain:
+            plain[name] = row(getattr(parts, name))
+    if parts.evaluation:
+        plain["evaluation"] = [[_number(limit_w), *row(part)] for limit_w, part in parts.evaluation]
+    return plain
+
+
+def _read_parts(plain: Mapping[str, Any]) -> dict[str, Any]:
+    names = tuple(Part.__dataclass_fields__)
+    read: dict[str, Any] = {n: dict(zip(names, plain[n], strict=True)) for n in ("once", "rest") if n in plain}
+    rows = plain.get("evaluation", ())
+    return read | {"evaluation": [(limit_w, dict(zip(names, part, strict=True))) for limit_w, *part in rows]}
+
+
+def _shorter_traceback(observation: Observation, excess: int) -> Observation:
+    shorter = "…" + observation.traceback[excess + 1 :]  # where it broke is at its end
+    return replace(observation, traceback=min(shorter, observation.traceback, key=len))
+
+
+def _thinner_curve(observation: Observation, _excess: int) -> Observation:
+    curve = observation.curve
+    if len(curve) <= 2:
+        return observation
+    detail = observation.detail.removesuffix(_THINNED) + _THINNED
+    return replace(observation, curve=(*curve[:-1:2], curve[-1]), detail=detail)
+
+
+def _shorter_detail(observation: Observation, excess: int) -> Observation:
+    return replace(observation, detail=_without_end(observation.detail, excess))
+
+
+def _no_profile(observation: Observation, _excess: int) -> Observation:
+    if observation.profile is None:
+        return observation
+    return replace(observation, profile=None, detail=observation.detail + _UNPROFILED)
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+
+def _fitting(
+    name: str, record: R, write: Callable[[R], dict[str, Any]], shortenings: tuple[Callable[[R, int], R], ...]
+) -> str:
+    """Return a record's text, after as many shortenings as it takes, each as often as it helps."""
+    text = _text(write(record))
+    for shorten in shortenings:
+        while (excess := len(text) - MAX_PARAM) > 0 and (shorter := shorten(record, excess)) != record:
+            record, text = shorter, _text(write(shorter))
+    if len(text) > MAX_PARAM:
+        raise StoreError(f"{name} has {len(text)} characters; MLflow holds {MAX_PARAM}")
+    return text
+
+
+def _load(what: str, text: str, read: Callable[[dict[str, Any], int], R]) -> R:
+    try:
+        data = json.loads(text)
+        data["schema"] = schema = int(data.get("schema", 1))
+        if 1 <= schema <= SCHEMA:
+            return read(data, schema)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, MeasurementError):
+        raise StoreError(
+            f"a stored {what} cannot be read, as if it was changed by hand: `zeus-flows reset` begins anew after it"
+        ) from None
+    raise StoreError(
+        f"a stored {what} has schema {schema}, and this version of zeus_flows reads those up to {SCHEMA}: "
+        f"install the version that wrote it, or a newer one"
+    )
+
+
+def _again(text: str, load: Callable[[str], R], dump: Callable[[R], str]) -> str | None:
+    """Return a stored text as it would be written now; None where it cannot be read."""
+    try:
+        return dump(load(text))
+    except StoreError:
+        return None
+
+
+def _text(plain: Mapping[str, Any]) -> str:
+    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair becomes JSON's escape of it
+
+
+def _stated(record: Any) -> dict[str, Any]:
+    """Return those fields of a record that do not have their default, as plain JSON values."""
+    stated = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if value != (f.default if f.default_factory is MISSING else f.default_factory()):
+            stated[f.name] = _plain(value)
+    return stated
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return _stated(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(v) for v in value]
+    return _number(value) if isinstance(value, float) else jsonable(value)
+
+
+def _number(value: float) -> float | str:
+    """Return a number as JSON has it: whole ones without a point; those that JSON lacks as a word that `float` reads.
+
+    >>> _number(250.0), _number(0.5), _number(float("inf"))
+    (250, 0.5, 'inf')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    return int(value) if value == int(value) and abs(value) < 1e15 else value
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _knob(knob: Knob, setting: Any) -> dict[str, Any]:
+    return {"knob": knob.value} | ({} if setting is None else {"setting": setting})
+
+
+def _setting(data: dict[str, Any]) -> Any:
+    """Return what a record's knob was set to; None where it was left alone."""
+    Knob(data["knob"])
+    return data.pop("setting", None)
+
+
+def _without_end(text: str, excess: int) -> str:
+    """Return a text that is shorter by `excess` characters, and shows it."""
+    return min(text[: max(len(text) - excess - 1, 0)] + "…", text, key=len)

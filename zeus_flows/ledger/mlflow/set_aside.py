@@ -1,0 +1,87 @@
+"""What a drift window's tags say about what its recurrences share, and about what stopped counting when it began."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from zeus_flows.core.json import from_plain
+from zeus_flows.core.records import jsonable
+from zeus_flows.ledger.mlflow.record_text import fits_tag
+from zeus_flows.ledger.protocol import SetAside
+
+_COMPARABLE = "zf.comparable"
+_SET_ASIDE = "zf.set_aside"
+
+
+class Change(NamedTuple):
+    """Something that makes observations incomparable: its name, what it was and what it is."""
+
+    name: str
+    was: str
+    now: str
+
+
+def write_words(words: Mapping[str, str]) -> dict[str, str]:
+    """Return the tag that says what a window's recurrences share; none where nobody said."""
+    return {_COMPARABLE: fits_tag(json.dumps(words, ensure_ascii=False))} if words else {}
+
+
+def read_words(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return what a window says that its recurrences share; nothing where it does not say."""
+    try:
+        return shortened({str(name): str(value) for name, value in json.loads(tags[_COMPARABLE]).items()})
+    except (AttributeError, KeyError, ValueError):
+        return {}
+
+
+def shortened(words: Mapping[str, str]) -> dict[str, str]:
+    """Return words of at most 300 characters each, visibly."""
+    return {name: value if len(value) <= 300 else value[:299] + "…" for name, value in words.items()}
+
+
+def write_set_aside(found: SetAside | None) -> dict[str, str]:
+    """Return the tag that says what stopped counting when a window began; none where nothing did."""
+    return {} if found is None else {_SET_ASIDE: json.dumps(jsonable(found), ensure_ascii=False)}
+
+
+def read_set_aside(tags: Mapping[str, str]) -> SetAside | None:
+    """Return what stopped counting when a window began; None where nothing did, or that is not why it began."""
+    try:
+        return from_plain(SetAside, json.loads(tags[_SET_ASIDE]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def changes(
+    tags: Mapping[str, str], *, fingerprint: str, energy_source: str, words: Mapping[str, str]
+) -> tuple[Change, ...]:
+    """Return what is not as a window's recurrences had it: the fingerprint's parts where both say what they are.
+
+    >>> was = {"zf.fingerprint": "1a2b", "zf.energy_source": "none", "zf.comparable": '{"target": "accuracy >= 0.9"}'}
+    >>> changes(was, fingerprint="3c4d", energy_source="none", words={"target": "accuracy >= 0.92"})
+    (Change(name='target', was='accuracy >= 0.9', now='accuracy >= 0.92'),)
+    """
+    found = list[Change]()
+    if (was := tags.get("zf.fingerprint", "")) != fingerprint:
+        theirs = read_words(tags) if words else {}
+        names = sorted(theirs.keys() | words.keys()) if theirs else []
+        parts = [Change(n.replace("_", " "), theirs.get(n, "nothing"), words.get(n, "nothing")) for n in names]
+        found = [part for part in parts if part.was != part.now] or [Change("fingerprint", was[:8], fingerprint[:8])]
+    if (was := tags.get("zf.energy_source", "")) != energy_source:
+        found.append(Change("energy source", was, energy_source))
+    return tuple(found)
+
+
+def why(found: Iterable[Change]) -> str:
+    """Return changes as the end of a sentence.
+
+    >>> why([Change("energy source", "simulated", "measured")])
+    'the energy source changed from simulated to measured'
+    """
+    said = []
+    for change in found:
+        hint = " (target, metric, optimizer, learning-rate rule or version)" if change.name == "fingerprint" else ""
+        said.append(f"the {change.name} changed from {change.was} to {change.now}{hint}")
+    return " and ".join(said)[:1000]

@@ -1,0 +1,106 @@
+"""The flow that a schedule runs: one recurrence of a job."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+from prefect import flow, get_run_logger, runtime
+from prefect.states import Completed
+
+from zeus_flows.errors import TargetNeverReached
+from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.ledger.open_ledger import open_durable
+from zeus_flows.orchestration.fleet import with_fleet_mode
+from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
+from zeus_flows.orchestration.steps import PrefectSteps
+from zeus_flows.recurrence.loop import Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.reporting.links import run_url
+from zeus_flows.settings import read_settings
+from zeus_flows.training.gate import load_gate
+from zeus_flows.training.trainer import LocalTrainer
+
+
+@flow(name="recurrence", validate_parameters=True)
+def recurrence(
+    job_file: str,
+    simulate: SimulatedGpu | None = None,
+    seed: int | None = None,
+    tracking_uri: str | None = None,
+) -> Recurrence:
+    """Run one recurrence of a job: decide a batch size, train, observe. One that the drift gate skips is `Skipped`.
+
+    Args:
+        job_file: Path of the job file on the machine that runs the flow.
+        simulate: Run on a simulated GPU, whatever the job file says.
+        seed: The job's seed, whatever the job file says.
+        tracking_uri: Where MLflow runs go, whatever the job file says.
+
+    Raises:
+        RecurrenceFailed: no attempt converged; the flow run fails, so that a schedule's owner hears of it.
+    """
+    done = run_one(load_job(Path(job_file)).overridden(simulate=simulate, seed=seed), tracking_uri=tracking_uri)
+    if not done.converged:
+        raise RecurrenceFailed(done)
+    if done.skipped and done.check is not None:  # Prefect keeps the state, and gives the caller what it holds
+        return cast(Recurrence, Completed(name="Skipped", message=done.check.text, data=done))
+    return done
+
+
+class RecurrenceFailed(TargetNeverReached):
+    """Carries the recurrence in which no attempt converged."""
+
+    def __init__(self, recurrence: Recurrence) -> None:
+        tried = ", ".join(str(attempt.decision.batch_size) for attempt, _ in recurrence.attempts)
+        super().__init__(f"recurrence {recurrence.number}: the target was not reached with batch size {tried}")
+        self.recurrence = recurrence
+
+
+def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence:
+    """Run one recurrence inside a flow run."""
+    settings = read_settings()
+    uri = settings.tracking(tracking_uri, job_file.tracking_uri)
+    job_file = with_fleet_mode(job_file)
+    trainer = LocalTrainer(job_file, settings)
+    gate = load_gate(job_file, measure=trainer.measure)
+    job = job_file.core(trainer.energy_source)
+    flow_run_id = str(runtime.flow_run.id)
+    context = {
+        "zf.prefect.flow_run_id": flow_run_id,
+        "zf.prefect.flow_run_name": str(runtime.flow_run.name),
+        "zf.prefect.url": page_of(runtime.flow_run.ui_url),
+        "zf.code_revision": trainer.code_revision,
+    }
+    with closing(
+        open_durable(
+            job,
+            tracking_uri=uri,
+            energy_source=trainer.energy_source,
+            state_dir=settings.state_dir,
+            flow_run_id=flow_run_id,
+            comparable=job_file.comparable,
+        )
+    ) as ledger:
+        ledger.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
+        local = LocalSteps(
+            job,
+            ledger,
+            trainer,
+            context,
+            gate,
+            learning_rate=lambda b: job_file.learning_rate.at(b, job_file.default_batch_size),
+        )
+        steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
+        done = run_recurrence(local.job, steps)
+    for attempt, observation in done.attempts:
+        get_run_logger().info(
+            "recurrence %d.%d: batch size %d (%s) -> %s",
+            done.number,
+            observation.attempt,
+            observation.batch_size,
+            attempt.decision.reason.text,
+            observation.detail,
+        )
+    return done

@@ -1,0 +1,1 @@
+"""One recurrence, without Prefect: production and trace replay share its loop and its steps."""

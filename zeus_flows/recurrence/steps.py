@@ -1,0 +1,198 @@
+"""The steps of a recurrence over a ledger and a trainer: what production and replay do alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn, Protocol
+
+from zeus_flows.core import policy
+from zeus_flows.core.attempt import AttemptFailed, EpochReport
+from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.gate import GateCheck, Question
+from zeus_flows.core.observer import tried_batch_sizes
+from zeus_flows.core.records import Ask, Decision, Job, Mode, Observation, Outcome, Reason, decision_seed
+from zeus_flows.errors import StoreError, StoreUnavailable
+from zeus_flows.killpoints import reached
+from zeus_flows.ledger.protocol import Ledger
+from zeus_flows.recurrence.loop import Attempt, Trainer
+
+log = logging.getLogger(__name__)
+
+
+class Gate(Protocol):
+    """What asks whether the newest model still does; `zeus_flows.training.gate` has the one that runs a function."""
+
+    def check(self, question: Question, mode: Mode) -> GateCheck:
+        """Evaluate the newest model."""
+
+    def broken(self, question: Question, error: BaseException) -> GateCheck:
+        """Return what is written of an evaluation that an exception ended."""
+
+
+class LocalSteps:
+    """The steps over a ledger and a trainer.
+
+    Args:
+        job: What recurs, with the objective that the trainer's GPUs allow (`JobFile.core`).
+        ledger: Where decisions and observations go.
+        trainer: What trains.
+        context: Tags for the attempts' runs, such as links to the flow run.
+        gate: The job's drift gate; None: every recurrence trains, as in a job that is off.
+        learning_rate: Returns the learning rate of a batch size, to be written with the decision.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        trainer: Trainer,
+        context: Mapping[str, str] | None = None,
+        gate: Gate | None = None,
+        learning_rate: Callable[[int], float] | None = None,
+    ) -> None:
+        self._learning_rate = learning_rate
+        self.job, self.ledger, self.trainer = job, ledger, trainer
+        self._context = {"zf.gpu": trainer.gpu.key} | dict(context or {})
+        self._gate = None if job.mode is Mode.OFF else gate
+
+    def begin(self) -> int:
+        """Take the next recurrence number."""
+        return self.ledger.begin()
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a drift gate may be asked."""
+        return self._gate is not None
+
+    def gate(self, recurrence: int) -> GateCheck | None:
+        """Ask the drift gate about the newest model that counts, where there is one; write what it found.
+
+        A model of another fingerprint or from before a reset does not count. Where MLflow is away or refuses, training
+        is the safe side.
+        """
+        if self._gate is None:
+            return None
+        history = self.ledger.history()
+        if history.degraded or history.state.newest_model is None:
+            return None
+        try:
+            check_id = self.ledger.asked(recurrence, self._context)
+        except StoreError as error:
+            log.warning("recurrence %d trains without asking its drift gate: %s", recurrence, error)
+            return None
+        reached("after-ask")
+        question = Question(recurrence, *history.state.newest_model)
+        try:
+            check = self._gate.check(question, self.job.mode)
+        except BaseException as order:  # to stop: the gate's run must not look as if it went on
+            with suppress(StoreError):
+                self.ledger.gated(check_id, self._gate.broken(question, order))
+            raise
+        reached("after-check")
+        try:
+            self.ledger.gated(check_id, check)
+        except StoreError as error:
+            log.warning("recurrence %d trains: what its drift gate found was refused: %s", recurrence, error)
+            return None
+        return check
+
+    def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
+        """Choose a batch size from the history and write the decision."""
+        history = self.ledger.history()
+        attempt = len(earlier) + 1
+        decision = policy.decide(
+            self.job,
+            history.state,
+            Ask(
+                recurrence=recurrence,
+                attempt=attempt,
+                seed=decision_seed(self.job.seed, recurrence, attempt),
+                gpu=self.trainer.gpu,
+                in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
+                tried=tuple([observation.batch_size for observation in earlier]),
+                power_limits_w=self.trainer.power_limits_w,
+                out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
+                under_way=tuple([r for r in history.under_way if r != recurrence]),
+            ),
+        )
+        if history.degraded:
+            decision = stand_in(self.job, decision)
+        reached("after-decide")
+        context = self._context
+        if self._learning_rate is not None:
+            context = {**context, "zf.learning_rate": f"{self._learning_rate(decision.batch_size):g}"}
+        attempt_id = self.ledger.decided(decision, context)
+        reached("after-decided")
+        state, gpu = history.state, self.trainer.gpu
+        overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
+        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
+
+    def train(self, attempt: Attempt) -> Observation:
+        """Train the attempt. One that breaks is observed as failed before its exception goes on."""
+        try:
+            return self.try_once(attempt)
+        except AttemptFailed as failure:
+            self.failed(attempt, failure)
+
+    def try_once(self, attempt: Attempt) -> Observation:
+        """Train the attempt once.
+
+        Raises:
+            AttemptFailed: the train function broke, and nothing was written about it yet: it may be tried again.
+                What is no error but an order to stop (a signal) is observed and goes on as it is.
+        """
+
+        def report(epoch: EpochReport) -> None:
+            self.ledger.epoch(attempt.id, epoch)
+
+        try:
+            observation = self.trainer.train(
+                self.job, attempt.decision, attempt.profile, report, overheads=attempt.overheads
+            )
+        except AttemptFailed as failure:
+            if isinstance(failure.__cause__, Exception):
+                raise
+            self.failed(attempt, failure)
+        return self._with_what_was_tried(observation)
+
+    def failed(self, attempt: Attempt, failure: AttemptFailed) -> NoReturn:
+        """Write that the attempt failed and let its exception go on."""
+        self.ledger.observed(attempt.id, failure.observation)
+        cause = failure.__cause__
+        assert cause is not None
+        raise cause from None
+
+    def _with_what_was_tried(self, observation: Observation) -> Observation:
+        """Let an observer's report name the batch sizes that were tried before, with their doubt."""
+        if self.job.mode is not Mode.OBSERVE:
+            return observation
+        try:
+            before = self.ledger.observations()
+        except StoreUnavailable:  # the report can do without; the observation cannot be lost for it
+            return observation
+        tried = tried_batch_sizes(self.job, (*before, observation))
+        return replace(observation, detail="; ".join((observation.detail, *(t.sentence for t in tried))))
+
+    def observe(self, attempt: Attempt, observation: Observation) -> None:
+        """Write how it went."""
+        self.ledger.observed(attempt.id, observation)
+
+    def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
+        """Write the recurrence's end and its point of the series."""
+        self.ledger.ended(recurrence, observations)
+
+
+def stand_in(job: Job, decision: Decision) -> Decision:
+    """Return the decision for a recurrence whose history could not be read: the default batch size, uncut."""
+    text = f"MLflow did not answer: the default batch size {job.default_batch_size} stands in"
+    return replace(
+        decision,
+        batch_size=job.default_batch_size,
+        reason=Reason("degraded", text),
+        cut=NoCut(),
+        explores=False,
+        degraded=True,
+    )
