@@ -33,18 +33,9 @@ from mlflow.entities import Metric, RunTag
 from sqlalchemy import MetaData, create_engine, insert, select
 
 from zeus_flows.core import policy
-from zeus_flows.core.records import (
-    Ask,
-    Decision,
-    EnergySource,
-    Gpu,
-    Job,
-    LimitMeasurement,
-    Observation,
-    Outcome,
-    PowerProfile,
-    decision_seed,
-)
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Ask, Decision, EnergySource, Observation, Outcome, decision_seed
 from zeus_flows.ledger.mlflow import pages, snapshot
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger

@@ -39,7 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.builders import decision
 from tests.training.rig import attempt, fitted_gpu, job_file
-from zeus_flows.core.records import Observation, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile
+from zeus_flows.core.records import Observation
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.open_gpus import group_of_real

@@ -5,17 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from zeus_flows.core.gate import GateCheck, Question
-from zeus_flows.core.records import (
-    Decision,
-    EnergySource,
-    Gpu,
-    Job,
-    LimitMeasurement,
-    Observation,
-    Outcome,
-    PowerProfile,
-    Reason,
-)
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 
 GPU = Gpu(model="Simulated V100", count=1, max_power_w=250.0)
 JOB = Job(name="nightly", batch_sizes=(32, 64, 128), default_batch_size=64, max_epochs=20, fingerprint="f0")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeus_flows.core.records import Mode
+from zeus_flows.core.job import Mode
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import LearningRate, Target, load_job, parse_job
 

@@ -10,8 +10,10 @@ import pytest
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.gate import Question
+from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Mode, Observation, Outcome, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import StoreError
 from zeus_flows.job_file import Target
 from zeus_flows.ledger.memory import MemoryLedger

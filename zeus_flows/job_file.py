@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from zeus_flows.core.job import Drift, Job, Mode, Selector
 from zeus_flows.core.policy import POLICIES
-from zeus_flows.core.records import Drift, EnergySource, Job, Mode, Selector
+from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, one_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"

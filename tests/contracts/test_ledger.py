@@ -13,7 +13,8 @@ from _pytest.mark import ParameterSet
 from tests.builders import JOB, decision, gate_check, observation
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.records import EnergySource, Gap, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource, Gap
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
 from zeus_flows.ledger.memory import MemoryLedger, MemoryStore
 from zeus_flows.ledger.protocol import Ledger

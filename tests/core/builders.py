@@ -11,19 +11,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from zeus_flows.core import policy
+from zeus_flows.core.job import Job
 from zeus_flows.core.power import best_limit, epoch_cost
-from zeus_flows.core.records import (
-    Ask,
-    Decision,
-    EnergySource,
-    Gpu,
-    Job,
-    LimitMeasurement,
-    Observation,
-    Outcome,
-    PowerProfile,
-    decision_seed,
-)
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Ask, Decision, EnergySource, Observation, Outcome, decision_seed
 
 V100 = Gpu("V100", 1, 250.0)
 P100 = Gpu("P100", 1, 250.0)

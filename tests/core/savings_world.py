@@ -19,19 +19,10 @@ from zeus_flows.core import policy
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.early_stop import epochs_allowed
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import (
-    Decision,
-    EnergySource,
-    Gpu,
-    Job,
-    LimitMeasurement,
-    Observation,
-    Outcome,
-    Part,
-    Parts,
-    PowerProfile,
-)
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.core.savings import Account, Savings
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.recurrence.loop import run_recurrence

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 
 from tests.core.builders import profile, wild_observations
-from zeus_flows.core.json import from_plain
-from zeus_flows.core.records import Observation, PowerProfile, jsonable
+from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.core.power_profile import PowerProfile
+from zeus_flows.core.records import Observation
 
 
 @given(wild_observations())

@@ -9,7 +9,8 @@ import pytest
 from tests.core.builders import ask, job, observation
 from zeus_flows.core import policy
 from zeus_flows.core.early_stop import NoCut
-from zeus_flows.core.records import Mode, Outcome
+from zeus_flows.core.job import Mode
+from zeus_flows.core.records import Outcome
 
 
 def controls(upto: int, **changes: Any) -> list[int]:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from tests.core.builders import V100, job, profile
 from zeus_flows.core.cost import attempt_cost, cost_rate, energy_to_accuracy, epochs_cost, regret
+from zeus_flows.core.job import Selector
 from zeus_flows.core.power import best_limit, cost_per_sample, epoch_cost
-from zeus_flows.core.records import LimitMeasurement, PowerProfile, Selector
+from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
 from zeus_flows.errors import MeasurementError
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6)

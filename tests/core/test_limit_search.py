@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import SHARED
 from zeus_flows.core.limit_search import odd_limit, worth_measuring
-from zeus_flows.core.records import LimitMeasurement
+from zeus_flows.core.power_profile import LimitMeasurement
 from zeus_flows.gpu.group import candidate_limits
 from zeus_flows.gpu.simulated import CHIPS, Load
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core import policy
-from zeus_flows.core.records import Ask, Decision, Gpu, LimitMeasurement, Observation, PowerProfile
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Ask, Decision, Observation
 
 A40 = Gpu(model="Simulated A40", count=1, max_power_w=300.0)
 

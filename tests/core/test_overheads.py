@@ -13,11 +13,15 @@ from tests.core.builders import SAMPLES, V100, ask, job, observation, profile
 from zeus_flows.core import policy
 from zeus_flows.core.cost import observed_cost, price
 from zeus_flows.core.early_stop import CostCut, epochs_allowed
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads, nearest, pooled
+from zeus_flows.core.policy import engine
 from zeus_flows.core.policy.bounds import budget_left
+from zeus_flows.core.policy.costs import arm_costs
 from zeus_flows.core.policy.outlook import Outlook
 from zeus_flows.core.power import best_limit, epoch_at, epoch_cost, run_at
-from zeus_flows.core.records import Gpu, Job, Observation, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Part, Parts, PowerProfile
+from zeus_flows.core.records import Observation
 
 EVALUATION = Part(1, 2_000.0, 10.0)
 
@@ -98,7 +102,7 @@ def test_a_cut_counts_what_an_attempt_costs_before_its_first_epoch() -> None:
 
 def outlook(a_job: Job, history: list[Observation]) -> Outlook:
     state = policy.fold(a_job, history)
-    view = policy._view(a_job, state, ask(), a_job.batch_sizes, a_job.default_batch_size, may_explore=True)
+    view = engine._view(a_job, state, ask(), a_job.batch_sizes, a_job.default_batch_size, may_explore=True)
     return Outlook(a_job, state.belief, view)
 
 
@@ -224,7 +228,7 @@ def test_evaluation_seen_on_another_gpu_is_believed_here_in_the_ratio_of_the_gpu
         32, other, tuple(replace(m, samples_per_s=m.samples_per_s / 2) for m in profile(32).measurements)
     )
     history.append(observation(4, 32, 10, gpu=other, profile=slow, profiling_time_s=1.0))
-    costs = policy._costs(a_job, policy.fold(a_job, history), ask(5, gpu=other))
-    here = policy._costs(a_job, policy.fold(a_job, history), ask(5))
+    costs = arm_costs(a_job, policy.fold(a_job, history), ask(5, gpu=other))
+    here = arm_costs(a_job, policy.fold(a_job, history), ask(5))
     assert costs.beside[16] == pytest.approx(2 * here.beside[16], rel=0.3)
     assert costs.doubt[16] > 0

@@ -30,19 +30,11 @@ from tests.core.builders import (
 )
 from zeus_flows.core import policy
 from zeus_flows.core.early_stop import NoCut, epochs_allowed
+from zeus_flows.core.job import Drift, Mode
+from zeus_flows.core.json import jsonable
 from zeus_flows.core.policy import POLICIES
-from zeus_flows.core.records import (
-    Decision,
-    Drift,
-    Gpu,
-    InFlight,
-    LimitMeasurement,
-    Mode,
-    Observation,
-    Outcome,
-    PowerProfile,
-    jsonable,
-)
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Decision, InFlight, Observation, Outcome
 from zeus_flows.errors import ConfigError, MeasurementError
 
 LEARNING = ["thompson", "lookahead", "zeus"]

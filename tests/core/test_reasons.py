@@ -9,7 +9,8 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from tests.builders import decision
-from zeus_flows.core.records import ArmBelief, Explanation, Reason, jsonable
+from zeus_flows.core.json import jsonable
+from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
 from zeus_flows.ledger.mlflow.record_text import dump_decision, load_decision
 
 ARMS = (ArmBelief(32, 2, 900.0, status="known"), ArmBelief(64, 0))

@@ -9,9 +9,10 @@ import pytest
 from tests.core.builders import LIMITS, SAMPLES, ask, cost_of_epoch, decide, job, observation, profile
 from zeus_flows.core import policy
 from zeus_flows.core.early_stop import CostCut, NoCut, PlannedCut, capped, epochs_allowed
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy.bounds import SETTLED, SPENDABLE, budget_left
 from zeus_flows.core.power import cost_per_sample
-from zeus_flows.core.records import Job, Observation, Outcome
+from zeus_flows.core.records import Observation, Outcome
 
 EVERY_LEARNER = pytest.mark.parametrize("name", ["thompson", "lookahead", "zeus"])
 

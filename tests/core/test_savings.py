@@ -10,20 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.builders import HISTORIES, LIMITS, P100, SAMPLES, job, observation, profile
-from zeus_flows.core.json import from_plain
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.json import from_plain, jsonable
 from zeus_flows.core.overheads import Overheads
 from zeus_flows.core.power import best_limit
-from zeus_flows.core.records import (
-    EnergySource,
-    Job,
-    Mode,
-    Observation,
-    Outcome,
-    Part,
-    Parts,
-    PowerProfile,
-    jsonable,
-)
+from zeus_flows.core.power_profile import Part, Parts, PowerProfile
+from zeus_flows.core.records import EnergySource, Observation, Outcome
 from zeus_flows.core.savings import (
     BATCH_SIZE,
     LEARNING,

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from tests.core.builders import P100, job, observation, profile
 from tests.core.test_savings import HISTORY, as_ever, fold, saved
-from zeus_flows.core.records import EnergySource, Job, Mode, Outcome
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.core.savings import Savings, killed, savings, skip
 from zeus_flows.reporting.console import RunView
 

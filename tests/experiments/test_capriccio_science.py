@@ -11,7 +11,8 @@ import pytest
 from tests.builders import GPU, JOB, observation, profile
 from zeus_flows.core import policy
 from zeus_flows.core.drift_windows import beliefs, best_arm, boundary, fold_windows
-from zeus_flows.core.records import Job, Observation, Outcome
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.experiments.capriccio.science import (
     Findings,
     Oracle,

@@ -9,7 +9,8 @@ import pytest
 from tests.core.builders import P100, observation
 from tests.core.test_overheads import with_parts
 from zeus_flows.core.cost import observed_cost
-from zeus_flows.core.records import Gpu, Outcome, Part
+from zeus_flows.core.power_profile import Gpu, Part
+from zeus_flows.core.records import Outcome
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.replaying import replay, replay_job
 from zeus_flows.experiments.replay.traces import TraceJob, TraceLabels, file_name, read_trace, write_traces

@@ -19,7 +19,8 @@ from tests.ledger.proxy import Proxy, proxy_to
 from tests.ledger.servers import PASSWORD, USER, free_port
 from tests.training_functions import write_job
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import StoreDenied, StoreUnavailable
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct

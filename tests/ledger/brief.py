@@ -17,8 +17,10 @@ import psycopg2  # type: ignore[import-untyped]  # noqa: F401
 from tests.builders import GPU, JOB, observation
 from zeus_flows import killpoints as points
 from zeus_flows.core.attempt import EpochReport
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.job_file import Target
 from zeus_flows.ledger import durable

@@ -14,7 +14,9 @@ from mlflow.utils.validation import _validate_metric_name
 from tests.builders import JOB, decision, observation
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
-from zeus_flows.core.records import EnergySource, Job, Part, Parts
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Part, Parts
+from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import charts
 from zeus_flows.ledger.open_ledger import open_direct
 

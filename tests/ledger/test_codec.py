@@ -11,21 +11,11 @@ from hypothesis import strategies as st
 
 from tests.builders import GPU, decision, observation, profile
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
-from zeus_flows.core.records import (
-    ArmBelief,
-    Asked,
-    Gpu,
-    InFlight,
-    Knob,
-    LimitMeasurement,
-    Mode,
-    Outcome,
-    Part,
-    Parts,
-    PowerProfile,
-    Reason,
-    jsonable,
-)
+from zeus_flows.core.job import Mode
+from zeus_flows.core.json import jsonable
+from zeus_flows.core.power_profile import Gpu, Knob, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.reasons import ArmBelief, Reason
+from zeus_flows.core.records import Asked, InFlight, Outcome
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow.record_text import (
     MAX_PARAM,

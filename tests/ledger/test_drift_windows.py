@@ -9,7 +9,8 @@ from mlflow.entities import Run
 
 from tests.builders import JOB, decision, observation
 from zeus_flows.core import policy
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct
 

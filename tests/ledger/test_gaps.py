@@ -9,8 +9,9 @@ import pytest
 
 from tests.builders import JOB, decision, gate_check, observation
 from zeus_flows.core import policy
-from zeus_flows.core.policy import State
-from zeus_flows.core.records import EnergySource, Gap, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.policy import State, engine
+from zeus_flows.core.records import EnergySource, Gap
 from zeus_flows.ledger.janitor import sweep
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.mlflow import pages
@@ -54,8 +55,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         order.append(("observation", observation.recurrence))  # type: ignore[attr-defined]
         return advance(job, state, observation)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(policy, "pass_over", pass_over)
-    monkeypatch.setattr(policy, "advance", noted)
+    for module in (policy, engine):
+        monkeypatch.setattr(module, "pass_over", pass_over)
+        monkeypatch.setattr(module, "advance", noted)
     return order
 
 

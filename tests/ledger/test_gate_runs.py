@@ -13,7 +13,8 @@ from mlflow.entities import Run
 from tests.builders import JOB, decision, gate_check, observation
 from tests.ledger import brief
 from zeus_flows.core.drift_windows import fold_windows
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger import durable, janitor
 from zeus_flows.ledger.janitor import sweep, sweep_orphans
 from zeus_flows.ledger.lease import Holder, this_process

@@ -16,7 +16,9 @@ from mlflow.exceptions import MlflowException
 from tests.builders import GPU, JOB, decision, observation
 from tests.ledger.test_codec import OBSERVATIONS
 from zeus_flows.core import policy
-from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import client as store
 from zeus_flows.ledger.mlflow import pages, snapshot

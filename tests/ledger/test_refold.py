@@ -15,7 +15,8 @@ from mlflow import MlflowClient
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
 from zeus_flows.core import policy
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import history as reader
 from zeus_flows.ledger.mlflow import pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store

@@ -11,7 +11,8 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.builders import JOB, decision, observation
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import snapshot
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger

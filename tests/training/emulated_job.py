@@ -14,8 +14,10 @@ from pathlib import Path
 from tests.gpu.nvml_emulator import Emulator
 from tests.training.rig import job_file
 from zeus_flows.core.attempt import EpochReport
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import Decision, Gpu, Job, Observation, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.records import Decision, Observation
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.nvml import Nvml

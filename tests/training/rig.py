@@ -10,7 +10,8 @@ from typing import Any
 
 from tests.builders import decision
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.records import Decision, Observation, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile
+from zeus_flows.core.records import Decision, Observation
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.open_gpus import group_of_simulated, open_gpus
 from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock, Workload

@@ -9,7 +9,8 @@ import pytest
 
 from tests.training_functions import write_job
 from zeus_flows.core.early_stop import NoCut
-from zeus_flows.core.records import EnergySource, Mode, Observation, Outcome
+from zeus_flows.core.job import Mode
+from zeus_flows.core.records import EnergySource, Observation, Outcome
 from zeus_flows.job_file import load_job
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence

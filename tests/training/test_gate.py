@@ -8,7 +8,7 @@ import pytest
 
 from tests.training_functions import write_job
 from zeus_flows.core.gate import GateCheck, Question
-from zeus_flows.core.records import Mode
+from zeus_flows.core.job import Mode
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import Target, load_job
 from zeus_flows.settings import read_settings

@@ -11,8 +11,10 @@ import pytest
 from tests.builders import JOB, decision, observation
 from tests.training.rig import SAMPLES, attempt, fitted_gpu, job_file, v100
 from tests.training.test_profiling import heavy
+from zeus_flows.core.job import Mode
 from zeus_flows.core.observer import tried_batch_sizes, would_have_saved
-from zeus_flows.core.records import Decision, EnergySource, LimitMeasurement, Mode, Observation, PowerProfile
+from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.recurrence.loop import run_recurrence

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import decision
 from tests.training.rig import LIMITS, SAMPLES, Loader, attempt, disturbed_gpu, fitted_gpu, job_file, v100
-from zeus_flows.core.records import PowerProfile
+from zeus_flows.core.power_profile import PowerProfile
 from zeus_flows.gpu.simulated import CHIPS, Load
 from zeus_flows.training.profiler import PowerProfiler
 from zeus_flows.training.session import Session

@@ -14,8 +14,10 @@ from tests.training import rig
 from tests.training.rig import LIMITS, SAMPLES, Loader, job_file, v100
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.early_stop import CostCut
+from zeus_flows.core.job import Mode
 from zeus_flows.core.power import best_limit, epoch_cost
-from zeus_flows.core.records import Decision, Mode, Observation, Outcome, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile
+from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.errors import TrainingError
 from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Workload

@@ -34,7 +34,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
         Each line says what was found, what that means for a job, and what to type. Exit 0 if a job could run here,
         else 4.
         """
-        from zeus_flows.core.records import jsonable
+        from zeus_flows.core.json import jsonable
         from zeus_flows.gpu.doctor import a_job_could_run, diagnose
 
         settings = read_settings()
@@ -65,7 +65,7 @@ def restore_power_command(as_json: bool) -> None:
 
     Jobs that still run are left alone. Exit 0 if nothing is left to put back, else 4.
     """
-    from zeus_flows.core.records import jsonable
+    from zeus_flows.core.json import jsonable
     from zeus_flows.errors import DeviceError, NoDevice
     from zeus_flows.gpu.device import Device
     from zeus_flows.gpu.guard import restore_power

@@ -53,8 +53,8 @@ def replay(
     """
     import json
 
+    from zeus_flows.core.json import jsonable
     from zeus_flows.core.policy import POLICIES
-    from zeus_flows.core.records import jsonable
     from zeus_flows.errors import ConfigError
     from zeus_flows.experiments.replay.comparison import compare, find_traces
 

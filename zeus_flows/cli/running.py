@@ -11,7 +11,9 @@ import click
 from rich.console import Console
 
 from zeus_flows.core import policy, savings
-from zeus_flows.core.records import Ask, EnergySource, Job, Mode, decision_seed, jsonable
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.json import jsonable
+from zeus_flows.core.records import Ask, EnergySource, decision_seed
 from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.recurrence.loop import Recurrence

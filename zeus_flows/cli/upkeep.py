@@ -109,7 +109,7 @@ def bring(
     gpu: str | None,
 ) -> int:
     """Turn existing MLflow runs into observations of a job."""
-    from zeus_flows.core.records import Gpu
+    from zeus_flows.core.power_profile import Gpu
     from zeus_flows.training.trainer import LocalTrainer
 
     job_file, ledger, uri, settings = target.open()

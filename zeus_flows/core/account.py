@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.records import EnergySource, Job, Mode, Observation, Outcome
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.records import EnergySource, Observation, Outcome
 
 MOST = 1e15  # joules, seconds, watts, samples: whatever is greater was not measured
 _UNCHANGED = (Mode.OFF, Mode.OBSERVE)  # modes in which the job trains as ever

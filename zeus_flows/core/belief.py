@@ -21,8 +21,8 @@ from scipy.special import ndtr
 
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.early_stop import Floats
+from zeus_flows.core.job import Drift
 from zeus_flows.core.lazy import lazy
-from zeus_flows.core.records import Drift
 from zeus_flows.core.surprise import Surprises, surprise
 
 # log Epochs(b): a mean with a slope, and a kernel in octaves from b0

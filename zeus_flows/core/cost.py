@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zeus_flows.core.records import Job, Observation
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Observation
 from zeus_flows.errors import MeasurementError
 
 

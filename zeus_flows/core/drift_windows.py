@@ -14,8 +14,10 @@ from itertools import groupby
 
 from zeus_flows.core import policy
 from zeus_flows.core.belief import EpochsBelief
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy import State
-from zeus_flows.core.records import ArmBelief, Ask, Job, Observation
+from zeus_flows.core.reasons import ArmBelief
+from zeus_flows.core.records import Ask, Observation
 from zeus_flows.core.surprise import ENOUGH, GREAT_SURPRISE, SURPRISE_IN_A_ROW, surprise
 
 

@@ -16,10 +16,11 @@ import numpy as np
 from zeus_flows.core.account import Account, Era, Ran, Took
 from zeus_flows.core.cost import Price, price
 from zeus_flows.core.early_stop import Floats
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING as NO_OVERHEADS
 from zeus_flows.core.overheads import Overheads, nearest
 from zeus_flows.core.power import best_limit, run_at
-from zeus_flows.core.records import Job, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile
 
 Profiles = Mapping[tuple[int, str], PowerProfile]  # by (batch size, Gpu.key)
 Known = Mapping[tuple[int, str], Overheads]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zeus_flows.core.records import Mode
+from zeus_flows.core.job import Mode
 
 
 @dataclass(frozen=True, slots=True)

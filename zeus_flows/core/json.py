@@ -1,18 +1,31 @@
-"""Frozen dataclasses to plain JSON values (`records.jsonable`) and back, by their type hints."""
+"""Frozen dataclasses to plain JSON values and back, by their type hints."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
 
+def jsonable(record: Any) -> Any:
+    """Return a record as plain JSON values, field by field, for stores and `--json`."""
+    if isinstance(record, StrEnum):
+        return record.value
+    if hasattr(record, "__dataclass_fields__"):
+        return {name: jsonable(getattr(record, name)) for name in record.__dataclass_fields__}
+    if isinstance(record, Mapping):
+        return {str(k): jsonable(v) for k, v in record.items()}
+    if isinstance(record, (tuple, list)):
+        return [jsonable(v) for v in record]
+    return record
+
+
 def from_plain(kind: type[T], data: Any) -> T:
-    """Return a dataclass of type `kind` from what `records.jsonable` made of one.
+    """Return a dataclass of type `kind` from what `jsonable` made of one.
 
     Fields that are missing get their defaults, so that a later version reads what an earlier one wrote.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zeus_flows.core.records import LimitMeasurement
+from zeus_flows.core.power_profile import LimitMeasurement
 
 #: By how much a limit must be slower and dearer than the best before those below it are given up.
 SLOWER, DEARER = 0.10, 0.01

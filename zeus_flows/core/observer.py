@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 from zeus_flows.core.cost import attempt_cost
+from zeus_flows.core.job import Job
 from zeus_flows.core.power import best_limit, cost_per_sample
-from zeus_flows.core.records import Job, LimitMeasurement, Observation, PowerProfile
+from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.records import Observation
 from zeus_flows.core.savings import Amount
 
 

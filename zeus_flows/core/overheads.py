@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zeus_flows.core.records import NO_PART, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import NO_PART, LimitMeasurement, Part, Parts, PowerProfile
 
 #: What a run's parts still weigh after each run that follows: a change is believed after about ten.
 KEPT = 0.9

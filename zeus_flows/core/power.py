@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zeus_flows.core.cost import price
+from zeus_flows.core.job import Job, Selector
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import Job, LimitMeasurement, Part, PowerProfile, Selector
+from zeus_flows.core.power_profile import LimitMeasurement, Part, PowerProfile
 from zeus_flows.errors import MeasurementError
 
 

@@ -18,7 +18,9 @@ from scipy.special import stdtrit
 from zeus_flows.core.account import NO_AMOUNT, Account, Amount, Era, Settled, Took, booked, given_up, tunes_batch_size
 from zeus_flows.core.cost import price
 from zeus_flows.core.expected import Known, Profiles, costs_on
-from zeus_flows.core.records import EnergySource, Job, Mode, Observation, jsonable
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.json import jsonable
+from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.core.settle import (
     BATCH_SIZE,
     LEARNING,

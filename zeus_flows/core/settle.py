@@ -25,7 +25,7 @@ import numpy as np
 from zeus_flows.core.account import NOTHING, Account, Amount, Era, Ran, Settled, Took, tunes_batch_size
 from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.expected import Costs, Epochs, Known, Profiles, Work, best_batch_size, costs_on, epochs_of
-from zeus_flows.core.records import Job, Mode
+from zeus_flows.core.job import Job, Mode
 
 POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK, TOTAL = "power limit", "batch size", "learning", "luck", "total"
 LINES = (POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK)

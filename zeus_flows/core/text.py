@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeus_flows.core.records import Job
+from zeus_flows.core.job import Job
 
 
 def joules(value: float) -> str:

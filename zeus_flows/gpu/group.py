@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Protocol
 
-from zeus_flows.core.records import EnergySource, Gpu
+from zeus_flows.core.power_profile import Gpu
+from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import PowerPermissionError
 from zeus_flows.gpu.device import Clock, Device
 from zeus_flows.gpu.guard import PowerGuard

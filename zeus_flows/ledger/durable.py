@@ -22,8 +22,9 @@ from typing import Any, Final
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.json import from_plain
-from zeus_flows.core.records import Decision, Gap, Job, Observation, jsonable
+from zeus_flows.core.job import Job
+from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.core.records import Decision, Gap, Observation
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.janitor import Buried, sweep

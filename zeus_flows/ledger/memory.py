@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, EnergySource, Gap, InFlight, Job, Observation
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Decision, EnergySource, Gap, InFlight, Observation
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
 from zeus_flows.ledger.protocol import History, Ledger
 

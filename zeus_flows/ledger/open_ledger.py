@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.lease import this_process
 from zeus_flows.ledger.mlflow.client import Store

@@ -6,7 +6,7 @@ import logging
 
 from prefect.variables import Variable
 
-from zeus_flows.core.records import Mode
+from zeus_flows.core.job import Mode
 from zeus_flows.job_file import JobFile
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from prefect.tasks import Task
 
 from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, Job, Observation
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.recurrence.loop import Attempt
 from zeus_flows.recurrence.steps import LocalSteps

@@ -15,17 +15,10 @@ from typing import Protocol
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.gate import GateCheck
+from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import (
-    Decision,
-    EnergySource,
-    Gpu,
-    Job,
-    Mode,
-    Observation,
-    Outcome,
-    PowerProfile,
-)
+from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.killpoints import reached
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,10 @@ from zeus_flows.core import policy
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.gate import GateCheck, Question
+from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
-from zeus_flows.core.records import Ask, Decision, Job, Mode, Observation, Outcome, Reason, decision_seed
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.protocol import Ledger

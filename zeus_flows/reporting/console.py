@@ -11,7 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Gpu
+from zeus_flows.core.records import Decision, EnergySource
 from zeus_flows.core.savings import Savings
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table

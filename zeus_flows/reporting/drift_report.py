@@ -10,7 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from zeus_flows.core.drift_windows import DriftWindow, fold_windows
-from zeus_flows.core.records import ArmBelief, EnergySource, Job, Observation, jsonable
+from zeus_flows.core.job import Job
+from zeus_flows.core.json import jsonable
+from zeus_flows.core.reasons import ArmBelief
+from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.job_file import JobFile
 from zeus_flows.reporting.text import cost_text
 

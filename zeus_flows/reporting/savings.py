@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
-from zeus_flows.core.records import EnergySource, Mode
+from zeus_flows.core.job import Mode
+from zeus_flows.core.records import EnergySource
 from zeus_flows.core.savings import LEARNING, Amount, Compared, Default, Line, Savings, Tally
 from zeus_flows.reporting.text import joules, seconds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeus_flows.core.records import ArmBelief
+from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.text import cost_text, joules, seconds
 
 __all__ = ["cost_text", "describe_arm", "joules", "seconds"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from zeus_flows.core.overheads import nearest
-from zeus_flows.core.records import NO_PART, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import NO_PART, Part, Parts, PowerProfile
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import Mark, Span
 from zeus_flows.training.checkpoint import Progress

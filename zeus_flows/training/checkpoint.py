@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zeus_flows.core.records import Parts, PowerProfile
+from zeus_flows.core.power_profile import Parts, PowerProfile
 from zeus_flows.errors import TrainingError
 
 

@@ -24,7 +24,8 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import DataLoader, Dataset
 
-from zeus_flows.core.records import Decision, Observation, Reason
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import ConfigError, NoDevice, TrainingError
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus

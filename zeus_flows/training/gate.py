@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from zeus_flows.core.gate import GateCheck, Question, judge, read_scores
-from zeus_flows.core.records import Mode
+from zeus_flows.core.job import Mode
 from zeus_flows.job_file import JobFile, Target
 from zeus_flows.training.trainer import Measure, load_function, timed, what_happened
 

@@ -10,9 +10,11 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
+from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import best_limit, epoch_cost
-from zeus_flows.core.records import Decision, EnergySource, Job, LimitMeasurement, Mode, Part, PowerProfile
+from zeus_flows.core.power_profile import LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource
 from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.job_file import PowerLimitSection

@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from zeus_flows.core.job import Job, Selector
 from zeus_flows.core.limit_search import odd_limit, worth_measuring
 from zeus_flows.core.power import cost_per_sample
-from zeus_flows.core.records import EnergySource, Job, LimitMeasurement, PowerProfile, Selector
+from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import DeviceError, DeviceLost, MeasurementError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import Mark

@@ -29,10 +29,12 @@ from typing import Any, TypeVar
 
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import price
+from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import would_have_saved
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
-from zeus_flows.core.records import Decision, Job, Mode, Observation, Outcome, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile
+from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.errors import TrainingError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.job_file import JobFile

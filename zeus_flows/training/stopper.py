@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut, epochs_allowed
-from zeus_flows.core.records import Job
+from zeus_flows.core.job import Job
 from zeus_flows.core.text import cost_text
 
 

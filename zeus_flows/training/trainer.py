@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, PowerProfile, unobserved
+from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
 from zeus_flows.errors import ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus

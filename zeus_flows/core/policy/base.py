@@ -14,8 +14,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from zeus_flows.core.early_stop import Cut, NoCut
+from zeus_flows.core.job import Job
 from zeus_flows.core.lazy import lazy
-from zeus_flows.core.records import Ask, Job, Reason
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Ask
 
 LARGEST_LOG = 300.0
 

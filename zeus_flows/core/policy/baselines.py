@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.records import Job, Reason
+from zeus_flows.core.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 
 from zeus_flows.core.cost import price
 from zeus_flows.core.early_stop import CostCut, PlannedCut, capped, chance_to_complete, epochs_allowed
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import nearest
 from zeus_flows.core.policy.base import Choice
 from zeus_flows.core.policy.state import ArmCost, State
 from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
-from zeus_flows.core.records import Ask, Gpu, Job, Part
+from zeus_flows.core.power_profile import Gpu, Part
+from zeus_flows.core.records import Ask
 from zeus_flows.core.text import cost_text
 
 ALMOST_SURELY = 1.645  # deviations: the 95th percentile

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zeus_flows.core.bandit import Runs
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.records import Job, Reason
+from zeus_flows.core.reasons import Reason
 from zeus_flows.core.text import cost_text
 
 

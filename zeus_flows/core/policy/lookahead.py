@@ -8,9 +8,9 @@ incumbent: a knowledge gradient.
 from __future__ import annotations
 
 from zeus_flows.core.belief import EpochsBelief
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy import outlook as shared_belief
 from zeus_flows.core.policy.base import Choice, Policy, View
-from zeus_flows.core.records import Job
 
 
 class Lookahead(shared_belief.OnSharedBelief):

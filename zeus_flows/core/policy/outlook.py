@@ -11,9 +11,10 @@ import numpy as np
 
 from zeus_flows.core.belief import EpochsBelief, epoch_costs, whole_epochs
 from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
+from zeus_flows.core.job import Job
 from zeus_flows.core.lazy import lazy
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log
-from zeus_flows.core.records import ArmBelief, Explanation, Job, Reason
+from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
 from zeus_flows.core.text import cost_text, times
 
 HORIZON = 10.0  # recurrences over which a better arm would pay, at least ...

@@ -15,10 +15,12 @@ from typing import Any
 from zeus_flows.core.account import Account
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.cost import attempt_cost, observed_cost, price
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import KEPT, NOTHING, Overheads, pooled
 from zeus_flows.core.policy.base import Lesson
 from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
-from zeus_flows.core.records import NO_PART, Gpu, Job, Observation, Outcome, Part, PowerProfile
+from zeus_flows.core.power_profile import NO_PART, Gpu, Part, PowerProfile
+from zeus_flows.core.records import Observation, Outcome
 
 Key = tuple[int, str]  # (batch size, Gpu.key)
 

@@ -8,9 +8,10 @@ never profiled has no cost to draw yet: it is tried where that is expected to pa
 from __future__ import annotations
 
 from zeus_flows.core.belief import EpochsBelief
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy import outlook as shared_belief
 from zeus_flows.core.policy.base import Choice, Policy, View, from_log
-from zeus_flows.core.records import Explanation, Job, Reason
+from zeus_flows.core.reasons import Explanation, Reason
 from zeus_flows.core.text import cost_text, times
 
 TEMPER = 0.5  # draws deviate by this share of the belief's standard deviation

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from zeus_flows.core.bandit import Belief, Runs, learnt_variance, observe, predict
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import ROUNDS, next_in_round
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.records import ArmBelief, Explanation, Job, Reason
+from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
 from zeus_flows.core.text import cost_text, times
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from zeus_flows.core.bandit import Runs, observe
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import PublishedPruning
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.records import Explanation, Job, Reason
+from zeus_flows.core.reasons import Explanation, Reason
 from zeus_flows.core.text import cost_text, times
 
 REFUSED = 100.0  # a run that may not train a single epoch counts as this many times the threshold

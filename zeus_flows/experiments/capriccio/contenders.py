@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, Job, Observation, Reason, decision_seed
+from zeus_flows.core.job import Job
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Decision, Observation, decision_seed
 from zeus_flows.errors import StoreError
 from zeus_flows.experiments.capriccio.curves import Curves, open_curves
 from zeus_flows.experiments.capriccio.file import ExperimentFile

@@ -6,7 +6,8 @@ Off unless a contender says `gate: true`. A job of one's own names a function in
 from __future__ import annotations
 
 from zeus_flows.core.gate import Question
-from zeus_flows.core.records import Job, Observation, decision_seed
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Observation, decision_seed
 from zeus_flows.experiments.capriccio.curves import Cell, Curves
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from zeus_flows.core.drift_windows import fold_windows
-from zeus_flows.core.records import Drift
+from zeus_flows.core.job import Drift
 from zeus_flows.experiments.capriccio.bert import describe
 from zeus_flows.experiments.capriccio.contenders import ContenderRun, Experiment
 from zeus_flows.experiments.capriccio.results import Outcome

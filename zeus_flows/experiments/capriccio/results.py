@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from zeus_flows.core.cost import observed_cost
-from zeus_flows.core.records import Job, Observation, decision_seed
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Observation, decision_seed
 from zeus_flows.experiments.capriccio.curves import Curves
 from zeus_flows.experiments.capriccio.models import Scores
 

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv
 
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import Overheads
-from zeus_flows.core.records import Gpu, Job, LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.curves import Cell, Curves
 from zeus_flows.experiments.replay.replaying import TraceTrainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from zeus_flows.core.records import Drift
+from zeus_flows.core.job import Drift
 from zeus_flows.experiments.capriccio.contenders import Experiment
 from zeus_flows.experiments.capriccio.curves import Curves, FillProgress
 from zeus_flows.experiments.capriccio.report import LOOKS_FOR_DRIFT, Report, Science, write_report

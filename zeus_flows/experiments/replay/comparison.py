@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_flows.core.cost import price
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING
 from zeus_flows.core.power import run_at
-from zeus_flows.core.records import Job
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.replaying import Replay, replay, replay_job
 from zeus_flows.experiments.replay.traces import Trace, jobs_in, read_trace

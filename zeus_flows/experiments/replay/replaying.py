@@ -14,20 +14,11 @@ import numpy as np
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import price
 from zeus_flows.core.early_stop import epochs_allowed
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import best_limit
-from zeus_flows.core.records import (
-    Decision,
-    EnergySource,
-    Gpu,
-    Job,
-    LimitMeasurement,
-    Observation,
-    Outcome,
-    Part,
-    Parts,
-    PowerProfile,
-)
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.experiments.replay.traces import Trace
 from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence

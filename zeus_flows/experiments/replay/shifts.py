@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from zeus_flows.core.records import Drift, Job
+from zeus_flows.core.job import Drift, Job
 from zeus_flows.experiments.replay.replaying import replay, replay_job
 from zeus_flows.experiments.replay.traces import Trace
 from zeus_flows.recurrence.loop import Recurrence

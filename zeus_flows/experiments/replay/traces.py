@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from zeus_flows.core.cost import price
+from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
-from zeus_flows.core.records import Gpu, Job, LimitMeasurement, Observation, Outcome, Part, PowerProfile
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.errors import ConfigError
 
 TRAIN_COLUMNS = (

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from zeus_flows.core.records import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace, TraceJob
 from zeus_flows.gpu.simulated import CHIPS, Workload

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from zeus_flows.core import policy
-from zeus_flows.core.records import Decision, EnergySource, Gap, Job, Observation
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import Decision, EnergySource, Gap, Observation
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store

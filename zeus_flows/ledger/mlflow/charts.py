@@ -15,7 +15,9 @@ from mlflow.entities import Metric
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import EnergySource, Job, Observation, Part
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Part
+from zeus_flows.core.records import EnergySource, Observation
 
 Values = Mapping[str, float | None]
 

@@ -15,7 +15,8 @@ from mlflow.entities import Run
 
 from zeus_flows.core import policy
 from zeus_flows.core.drift_windows import Boundary, boundary
-from zeus_flows.core.records import EnergySource, Gap, InFlight, Job, Observation
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource, Gap, InFlight, Observation
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import pages, set_aside, snapshot
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 from mlflow.entities import Run
 
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, Reason
+from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Gpu
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import ConfigError, StoreError
 from zeus_flows.job_file import Target
 from zeus_flows.ledger.mlflow.client import Store

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from mlflow.entities import Run
 
-from zeus_flows.core.records import EnergySource, Job
+from zeus_flows.core.job import Job
+from zeus_flows.core.records import EnergySource
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store

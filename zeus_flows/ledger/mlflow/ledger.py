@@ -35,7 +35,10 @@ from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.records import Decision, EnergySource, Gpu, Job, Observation, Outcome, jsonable, unobserved
+from zeus_flows.core.job import Job
+from zeus_flows.core.json import jsonable
+from zeus_flows.core.power_profile import Gpu
+from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
 from zeus_flows.core.savings import series
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached

@@ -16,19 +16,9 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, Final, TypeVar
 
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
-from zeus_flows.core.json import from_plain
-from zeus_flows.core.records import (
-    SCHEMA,
-    Decision,
-    InFlight,
-    Knob,
-    LimitMeasurement,
-    Observation,
-    Part,
-    Parts,
-    PowerProfile,
-    jsonable,
-)
+from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.core.power_profile import Knob, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.records import SCHEMA, Decision, InFlight, Observation
 from zeus_flows.errors import MeasurementError, StoreError
 
 R = TypeVar("R", Decision, Observation)

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from zeus_flows.core.json import from_plain
-from zeus_flows.core.records import jsonable
+from zeus_flows.core.json import from_plain, jsonable
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.protocol import SetAside
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeus_flows.core import policy
+from zeus_flows.core.job import Job
 from zeus_flows.core.policy import State
-from zeus_flows.core.records import Job
 from zeus_flows.ledger.mlflow.record_text import MAX_TAG
 
 HEAD = "zf.snapshot"

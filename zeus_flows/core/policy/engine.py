@@ -1,0 +1,199 @@
+"""The front door of all policies: history in, decision out.
+
+    state = fold(job, observations)
+    decision = decide(job, state, ask)
+
+A state is the fold of `advance` over observations in the order (recurrence, attempt); it can be kept and advanced
+one observation at a time. What no policy should have to know about is handled here once: observations that must
+not teach, modes, batch sizes that do not fit the GPU, explorations in flight, other GPUs, budget and deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from zeus_flows.core import savings
+from zeus_flows.core.early_stop import NoCut
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.policy import bounds
+from zeus_flows.core.policy.base import Choice, View
+from zeus_flows.core.policy.costs import arm_costs
+from zeus_flows.core.policy.registry import policy_of, settings_of
+from zeus_flows.core.policy.state import State, believable, changed, count, lesson, measured
+from zeus_flows.core.reasons import Reason
+from zeus_flows.core.records import Ask, Asked, Decision, Gap, Observation, decision_seed
+
+CONTROL = "control"  # the kind of reason a control recurrence has
+
+_TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
+
+
+def initial(job: Job, *, account: bool = True) -> State:
+    """Return the state before any observation.
+
+    Args:
+        job: What recurs.
+        account: Keep what savings are told from.
+
+    Raises:
+        ConfigError: the job names a policy that does not exist.
+    """
+    return State(
+        belief=policy_of(job).initial(job), settings=settings_of(job), account=savings.Account() if account else None
+    )
+
+
+def advance(job: Job, state: State, observation: Observation) -> State:
+    """Return the state after one more observation, which must come after those already folded.
+
+    Its energy source and fingerprint are the caller's to check: it is taken to belong to this job's history.
+    """
+    changes = count(state, observation)
+    if believable(observation):
+        changes |= measured(job, state, observation)
+        learnt = lesson(job, changes.get("sample_costs", state.sample_costs), observation)
+        if learnt is not None:
+            changes["belief"] = policy_of(job).learn(job, state.belief, learnt)
+    after = changed(state, changes)
+    return after if after.account is None else _accounted(job, state, after, observation)
+
+
+def fold(job: Job, observations: Iterable[Observation], gaps: Iterable[Gap] = (), *, account: bool = True) -> State:
+    """Return the state after all observations and gaps, whatever order they are given in."""
+    state = initial(job, account=account)
+    events: list[tuple[tuple[int, int], Observation | Gap]] = [(o.order, o) for o in observations]
+    events += [((gap.recurrence, 0), gap) for gap in gaps]
+    for _, event in sorted(events, key=lambda item: item[0]):
+        state = pass_over(job, state, event) if isinstance(event, Gap) else advance(job, state, event)
+    return state
+
+
+def pass_over(job: Job, state: State, gap: Gap) -> State:
+    """Return the state after a recurrence without an observation; it must come after those already folded."""
+    if state.account is None:
+        return state
+    if gap.skipped:
+        return replace(state, account=savings.skip(state.account, time_s=gap.time_s, energy_j=gap.energy_j))
+    return replace(state, account=savings.killed(state.account))
+
+
+def saved(job: Job, state: State) -> savings.Savings:
+    """Return what was saved against the default, as far as it may be said."""
+    account = state.account or savings.Account()
+    return savings.savings(job, account, profiles=state.profiles, overheads=state.all_overheads(job))
+
+
+def decide(job: Job, state: State, ask: Ask) -> Decision:
+    """Return what to run next and why. The same history and ask give the same decision in any process."""
+    choice = _choose(job, state, ask)
+    return Decision(
+        recurrence=ask.recurrence,
+        attempt=ask.attempt,
+        batch_size=choice.batch_size,
+        reason=choice.reason,
+        seed=ask.seed,
+        policy=job.policy,
+        cut=choice.cut,
+        explores=choice.explores,
+        tune_power=choice.tune_power and job.mode in _TUNING,
+        power_limit_w=choice.power_limit_w,
+        control=choice.reason.kind == CONTROL,
+        mode=job.mode,
+        asked=Asked(
+            gpu=ask.gpu,
+            samples_per_epoch=ask.samples_per_epoch,
+            in_flight=ask.in_flight,
+            tried=ask.tried,
+            out_of_memory=ask.out_of_memory,
+            power_limits_w=ask.power_limits_w,
+            folded=state.observations,
+            newest=state.order,
+            under_way=ask.under_way,
+        ),
+    )
+
+
+def is_control(job: Job, recurrence: int) -> bool:
+    """Return whether a recurrence runs the default to be compared with: one in every `job.control`, drawn by the seed.
+
+    >>> job = Job("t", (8, 16), 8, 1, control=4)
+    >>> [sum(is_control(job, r) for r in range(first, first + 4)) for first in (1, 5, 9, 13)]
+    [1, 1, 1, 1]
+    """
+    if job.control is None or job.mode not in _TUNING:
+        return False
+    block, position = divmod(recurrence - 1, job.control)
+    return decision_seed(job.seed, -1 - block, 0) % job.control == position
+
+
+def _accounted(job: Job, before: State, after: State, observation: Observation) -> State:
+    """Return the state with an observation in its account; a reset begins a new era with the runs that it kept."""
+    assert after.account is not None
+    resets, kept = (getattr(state.belief, "resets", 0) for state in (before, after)), 0
+    if len(set(resets)) > 1:
+        kept = min(int(sum(after.belief.runs)), 2)
+    account = savings.advance(
+        job,
+        after.account,
+        observation,
+        profiles=after.profiles,
+        overheads=after.all_overheads(job),
+        boundary=kept,
+    )
+    return replace(after, account=account)
+
+
+def _choose(job: Job, state: State, ask: Ask) -> Choice:
+    arms = _feasible(job, state, ask)
+    default = job.default_batch_size
+    if default not in arms:
+        default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
+    if is_control(job, ask.recurrence) and ask.attempt == 1 and default == job.default_batch_size:
+        text = f"one recurrence in {job.control} is a control: the default batch size {default}, at the limit there is"
+        return Choice(default, Reason(CONTROL, text), tune_power=False)
+    if job.mode is not Mode.FULL:
+        text = f"the job's mode is {job.mode}: the batch size stays {default}"
+        return Choice(default, Reason("mode", text))
+    if len(arms) == 1:
+        text = f"{default} is the only batch size that can run"
+        choice = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
+        reason = Reason("only-arm", text, arms=choice.reason.arms)
+        return replace(choice, batch_size=default, reason=reason, cut=NoCut(), explores=False)
+    choice = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
+    if not choice.explores:
+        return choice
+    exploring = [f for f in ask.in_flight if f.explores and f.recurrence != ask.recurrence]
+    bounded = job.policy != "zeus-paper" and (job.exploration_budget is not None or job.deadline_s is not None)
+    if not exploring and not bounded:
+        return choice
+    safe = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=False))
+    if exploring:
+        other = exploring[0]
+        text = (
+            f"recurrence {other.recurrence} is trying batch size {other.batch_size}; meanwhile {safe.batch_size}, "
+            f"the best known, runs"
+        )
+        return replace(safe, reason=replace(safe.reason, kind="in-flight", text=text), explores=False)
+    return bounds.bounded(job, state, ask, choice, safe)
+
+
+def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:
+    """Return the arms below the smallest one that does not fit this GPU; the smallest arm at least."""
+    gpu = ask.gpu or state.gpu
+    too_large = state.too_large(gpu.key, ask.recurrence) if gpu is not None else None
+    bounds = [b for b in (too_large, *ask.out_of_memory) if b is not None]
+    if not bounds:
+        return job.batch_sizes
+    return tuple(b for b in job.batch_sizes if b < min(bounds)) or job.batch_sizes[:1]
+
+
+def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int, *, may_explore: bool) -> View:
+    return View(
+        ask=ask,
+        arms=arms,
+        default=default,
+        may_explore=may_explore,
+        look_up_costs=lambda: arm_costs(job, state, ask),
+    )

@@ -1,0 +1,89 @@
+"""Why a batch size was chosen: for people, and told only when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArmBelief:
+    """What a policy thought of one arm when it decided.
+
+    Attributes:
+        batch_size: The arm.
+        runs: Runs that reached the target.
+        expected_cost_j: Expected cost of a run; None where the policy has no estimate.
+        spread: Standard deviation of the log of that cost (relative uncertainty); None where unknown.
+        sampled_cost_j: What Thompson sampling drew; None where the policy does not sample.
+        status: `untried`, `known`, `stopped`, `pruned`, `dead`, `infeasible`, `out of reach`.
+        chance_best: Probability that this arm is the cheapest; None where the policy does not estimate it.
+        gain_j: What trying the arm now is expected to save over running the best known one, its own cost
+            and what it may teach included; None where the policy does not weigh it.
+        noise: Standard deviation of the log of one run's cost around the arm's mean; None where unknown.
+        stopped: Runs that were stopped, or ended without reaching the target.
+    """
+
+    batch_size: int
+    runs: int
+    expected_cost_j: float | None = None
+    spread: float | None = None
+    sampled_cost_j: float | None = None
+    status: str = "untried"
+    chance_best: float | None = None
+    gain_j: float | None = None
+    noise: float | None = None
+    stopped: int = 0
+
+
+Explanation = tuple[str, tuple[ArmBelief, ...]]  # a reason's text and arms
+
+
+class _Told:
+    """Room for what tells a reason's text and arms."""
+
+    __slots__ = ("_tell",)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason(_Told):
+    """Why this batch size: a word for grouping, a sentence for a person, the numbers behind it.
+
+    >>> reason = Reason.later("exploit", lambda: ("64 is the best known", ()))
+    >>> reason == Reason("exploit", "64 is the best known")
+    True
+    """
+
+    kind: str
+    text: str
+    arms: tuple[ArmBelief, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def later(cls, kind: str, tell: Callable[[], Explanation], numbers: Mapping[str, float] | None = None) -> Reason:
+        """Return a reason whose text and arms are made when first looked at: in a replay, nobody looks at most.
+
+        Args:
+            kind: As ever.
+            tell: Returns text and arms, the same whenever it is called.
+            numbers: As ever.
+        """
+        reason = object.__new__(cls)
+        _set(reason, "kind", kind)
+        _set(reason, "numbers", {} if numbers is None else numbers)
+        _set(reason, "_tell", tell)
+        return reason
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute to exist
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in ("text", "arms"):
+                raise AttributeError(name)
+            text, arms = self._tell()
+            _set(self, "text", text)
+            _set(self, "arms", arms)
+            return text if name == "text" else arms
+
+
+_set = object.__setattr__  # frozen records, while they are made
