@@ -11,6 +11,7 @@ import pytest
 from tests.builders import JOB, decision, observation
 from tests.training.rig import SAMPLES, attempt, fitted_gpu, job_file, v100
 from tests.training.test_profiling import heavy
+from zeus_flows.core import policy
 from zeus_flows.core.job import Mode
 from zeus_flows.core.observer import tried_batch_sizes, would_have_saved
 from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
@@ -79,21 +80,21 @@ def tried(recurrence: int, batch_size: int, epochs: int) -> Observation:
 
 def test_batch_sizes_that_were_tried_are_compared_with_their_doubt_and_untried_ones_are_not_named() -> None:
     history = [tried(1, 64, 10), tried(2, 32, 5), tried(3, 64, 12), tried(4, 32, 6)]
-    (found,) = tried_batch_sizes(JOB, history)
+    (found,) = tried_batch_sizes(JOB, policy.fold(JOB, history))
     assert (found.batch_size, found.runs) == (32, 2)
     assert found.saved_percent == pytest.approx(50.0)
     assert found.uncertainty_percent == pytest.approx(50 * 0.1289, rel=0.01)
 
 
 def test_one_run_each_leaves_the_doubt_unsaid() -> None:
-    (found,) = tried_batch_sizes(JOB, [tried(1, 64, 10), tried(2, 32, 5)])
+    (found,) = tried_batch_sizes(JOB, policy.fold(JOB, [tried(1, 64, 10), tried(2, 32, 5)]))
     assert found.uncertainty_percent is None
     assert found.sentence == "batch size 32 would have cost 50 % less (1 run)"
 
 
 def test_nothing_is_compared_before_the_default_has_run() -> None:
-    assert tried_batch_sizes(JOB, [tried(1, 32, 5)]) == ()
-    assert tried_batch_sizes(JOB, []) == ()
+    assert tried_batch_sizes(JOB, policy.fold(JOB, [tried(1, 32, 5)])) == ()
+    assert tried_batch_sizes(JOB, policy.initial(JOB)) == ()
 
 
 class Watching:
@@ -120,7 +121,7 @@ def test_an_observed_recurrence_says_what_tried_batch_sizes_would_have_cost() ->
         assert ledger.begin() == n
         attempt_id = ledger.decided(decision(n, batch_size=b), {})
         ledger.observed(
-            attempt_id, replace(tried(n, b, b), gpu=gpus.gpu, fingerprint=job.fingerprint, samples_per_epoch=SAMPLES)
+            attempt_id, replace(tried(n, b, 1), gpu=gpus.gpu, fingerprint=job.fingerprint, samples_per_epoch=SAMPLES)
         )
     steps = LocalSteps(job, ledger, Watching(gpus))
     done = run_recurrence(job, steps)

@@ -298,6 +298,10 @@ class Account:
     samples_per_epoch: float = 0.0
     energy_source: EnergySource = EnergySource.NONE
 
+    def log_epochs(self) -> Mapping[str, Runs]:
+        """Return the log epochs of runs that reached the target in the present era, by batch size."""
+        return self.era.add(self.newest).scatter
+
 
 def tunes_batch_size(job: Job) -> bool:
     """Return whether the job tries batch sizes; in observe mode it tells of those that were tried before."""

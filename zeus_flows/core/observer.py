@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
 
-from zeus_flows.core.cost import attempt_cost
+from zeus_flows.core.account import Amount
+from zeus_flows.core.cost import price
 from zeus_flows.core.job import Job
-from zeus_flows.core.power import best_limit, cost_per_sample
-from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.overheads import Overheads
+from zeus_flows.core.policy.state import State
+from zeus_flows.core.power import best_limit, run_at
+from zeus_flows.core.power_profile import LimitMeasurement
 from zeus_flows.core.records import Observation
-from zeus_flows.core.savings import Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,54 +83,52 @@ def would_have_saved(job: Job, observation: Observation) -> WouldHaveSaved | Non
     at = next((m for m in profile.measurements if m.power_limit_w == observation.power_limit_w), None)
     if at is None or len(profile.measurements) < 2:
         return None
-    best = best_limit(job, profile)
-    samples = observation.epochs * observation.samples_per_epoch
-    spent = _run(job, profile, at, samples)
-    return WouldHaveSaved(at.power_limit_w, best.power_limit_w, spent, spent - _run(job, profile, best, samples))
+    host_w = observation.host_energy_j / observation.time_s if observation.time_s else 0.0
+    overheads = Overheads(host_w=host_w)
+    if observation.parts is not None:
+        overheads = overheads.add(observation.parts)
+    samples, rates = observation.samples_per_epoch, price(job, profile.gpu.max_power_w)
+    best = best_limit(job, profile, samples_per_epoch=samples, overheads=overheads)
+
+    def run(measurement: LimitMeasurement) -> Amount:
+        took = run_at(
+            profile,
+            measurement,
+            epochs=observation.epochs,
+            evaluations=observation.parts.evaluations.count if observation.parts is not None else 0.0,
+            samples_per_epoch=samples,
+            overheads=overheads,
+        )
+        energy_j = took.energy_j + host_w * took.time_s
+        return Amount(energy_j, took.time_s, rates.of(energy_j, took.time_s))
+
+    spent = run(at)
+    return WouldHaveSaved(at.power_limit_w, best.power_limit_w, spent, spent - run(best))
 
 
-def tried_batch_sizes(job: Job, observations: Iterable[Observation]) -> tuple[TriedBatchSize, ...]:
+def tried_batch_sizes(job: Job, state: State) -> tuple[TriedBatchSize, ...]:
     """Return what the batch sizes that were tried on the newest GPU save against the default, each with its doubt.
 
     Untried ones are not guessed at. The doubt comes from the run-to-run scatter of the epochs to the target.
     """
-    history = list(observations)
-    if not history:
+    if state.account is None or state.gpu is None:
         return ()
-    gpu_key = history[-1].gpu.key
-    per_sample: dict[int, float] = {}
-    log_epochs: dict[int, list[float]] = {}
-    for o in history:
-        if o.converged and o.epochs:
-            log_epochs.setdefault(o.batch_size, []).append(math.log(o.epochs))
-        if o.gpu.key == gpu_key and o.profile is not None and o.profile.complete and o.profile.measurements:
-            per_sample[o.batch_size] = cost_per_sample(job, o.profile, best_limit(job, o.profile))
-    known = [b for b in sorted(log_epochs) if b in per_sample]
+    log_epochs = {int(b): runs for b, runs in state.account.log_epochs().items()}
+    costs = state.arm_costs(job, state.gpu.key, state.samples_per_epoch or 1)
+    known = [b for b in sorted(log_epochs) if b in costs]
     b0 = job.default_batch_size
     if b0 not in known:
         return ()
-    scatter = _pooled_variance(list(log_epochs.values()))
+
+    def run_cost(b: int) -> float:
+        return costs[b].once + math.exp(log_epochs[b].mean) * (costs[b].training + costs[b].beside)
+
+    free = sum(runs.count - 1 for runs in log_epochs.values())
+    scatter = sum(runs.squares for runs in log_epochs.values()) / free if free else None
     tried = []
-    for b in known:
-        ratio = per_sample[b] * math.exp(fmean(log_epochs[b]) - fmean(log_epochs[b0])) / per_sample[b0]
-        doubt = None
+    for b in (arm for arm in known if arm != b0):
+        ratio, doubt = run_cost(b) / run_cost(b0), None
         if scatter is not None:
-            doubt = 100 * ratio * math.sqrt(scatter * (1 / len(log_epochs[b]) + 1 / len(log_epochs[b0])))
-        if b != b0:
-            tried.append(TriedBatchSize(b, len(log_epochs[b]), 100 * (1 - ratio), doubt))
+            doubt = 100 * ratio * math.sqrt(scatter * (1 / log_epochs[b].count + 1 / log_epochs[b0].count))
+        tried.append(TriedBatchSize(b, round(log_epochs[b].count), 100 * (1 - ratio), doubt))
     return tuple(tried)
-
-
-def _pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
-    repeated = [group for group in groups if len(group) > 1]
-    if not repeated:
-        return None
-    free = sum(len(group) - 1 for group in repeated)
-    return sum((len(group) - 1) * variance(group) for group in repeated) / free
-
-
-def _run(job: Job, profile: PowerProfile, at: LimitMeasurement, samples: float) -> Amount:
-    time_s = samples / at.samples_per_s
-    energy_j = time_s * at.average_power_w
-    cost_j = attempt_cost(energy_j=energy_j, time_s=time_s, eta=job.objective_eta, max_power_w=profile.gpu.max_power_w)
-    return Amount(energy_j, time_s, cost_j)

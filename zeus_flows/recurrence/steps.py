@@ -16,7 +16,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
 from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
-from zeus_flows.errors import StoreError, StoreUnavailable
+from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.protocol import Ledger
 from zeus_flows.recurrence.loop import Attempt, Trainer
@@ -56,6 +56,7 @@ class LocalSteps:
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         self._learning_rate = learning_rate
+        self._decided_on = policy.initial(job)
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {"zf.gpu": trainer.gpu.key} | dict(context or {})
         self._gate = None if job.mode is Mode.OFF else gate
@@ -129,6 +130,7 @@ class LocalSteps:
         attempt_id = self.ledger.decided(decision, context)
         reached("after-decided")
         state, gpu = history.state, self.trainer.gpu
+        self._decided_on = state
         overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
         return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
 
@@ -171,11 +173,7 @@ class LocalSteps:
         """Let an observer's report name the batch sizes that were tried before, with their doubt."""
         if self.job.mode is not Mode.OBSERVE:
             return observation
-        try:
-            before = self.ledger.observations()
-        except StoreUnavailable:  # the report can do without; the observation cannot be lost for it
-            return observation
-        tried = tried_batch_sizes(self.job, (*before, observation))
+        tried = tried_batch_sizes(self.job, policy.advance(self.job, self._decided_on, observation))
         return replace(observation, detail="; ".join((observation.detail, *(t.sentence for t in tried))))
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
