@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.builders import HISTORIES, LIMITS, P100, SAMPLES, job, observation, profile
+from zeus_flows.core import policy
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import from_plain, jsonable
 from zeus_flows.core.overheads import Overheads
@@ -416,3 +417,68 @@ def test_the_account_does_not_grow_with_the_history() -> None:
 
 def test_percent_of_nothing_is_zero() -> None:
     assert Amount(1.0, 1.0, 1.0).percent_of(Amount()) == Amount()
+
+
+def test_memory_that_runs_out_before_the_first_batch_is_learning_not_a_recurrence_that_cannot_be_compared() -> None:
+    a_job = job(batch_sizes=(32, 64))
+    state = policy.fold(
+        a_job,
+        [
+            observation(1, 32, 10, profiled=True),
+            observation(2, 64, 0, outcome=Outcome.OUT_OF_MEMORY, samples=0, energy_j=500.0, time_s=10.0),
+            observation(2, 32, 10, attempt=2),
+        ],
+    )
+    saved = policy.saved(a_job, state)
+    assert saved.apart.not_compared.count == 0
+    assert saved.so_far is not None
+    learning = saved.so_far.line(LEARNING)
+    assert learning is not None
+    assert learning.amount.energy_j < -400
+
+
+def test_each_limit_that_a_grid_tries_stays_in_the_profile_and_the_default_is_the_limit_before() -> None:
+    a_job = job("grid")
+    known = profile(32)
+    history = [
+        observation(
+            n,
+            32,
+            10,
+            profile=replace(known, measurements=(m,)),
+            power_limit_w=m.power_limit_w,
+            energy_j=10 * 1_000 / m.samples_per_s * m.average_power_w,
+            time_s=10 * 1_000 / m.samples_per_s,
+            limit_before_w=250.0,
+        )
+        for n, m in enumerate(sorted(known.measurements, key=lambda m: -m.power_limit_w), start=1)
+    ]
+    saved = policy.saved(a_job, policy.fold(a_job, history))
+    spent = sum(o.energy_j for o in history)
+    assert saved.default.limit_w == 250.0
+    assert saved.so_far is not None
+    assert saved.so_far.total.amount.energy_j == pytest.approx(3 * history[0].energy_j - spent, rel=0.02)
+
+
+def test_runs_at_the_limit_before_of_which_nothing_was_tried_save_nothing() -> None:
+    a_job = job("default")
+    one = replace(profile(32), measurements=profile(32).measurements[-1:])
+    runs = [
+        observation(n, 32, 9 + n, profile=one, profiling_time_s=5.0, power_limit_w=250.0, limit_before_w=250.0)
+        for n in (1, 2, 3)
+    ]
+    saved = policy.saved(a_job, policy.fold(a_job, runs))
+    assert saved.so_far is not None
+    assert saved.default.unchanged == 3
+    assert saved.so_far.total.low == saved.so_far.total.high
+
+
+def test_a_gpu_without_power_limits_is_given_none() -> None:
+    a_job = job(batch_sizes=(32, 64))
+    runs = [
+        replace(observation(n, 32, 10, profiled=True), power_limit_w=None, parts=Parts(rest=Part(10))) for n in (1, 2)
+    ]
+    saved = policy.saved(a_job, policy.fold(a_job, runs))
+    assert (saved.default.limit_w, saved.default.best_limit_w) == (None, None)
+    assert saved.so_far is not None
+    assert saved.so_far.line(POWER_LIMIT) is None

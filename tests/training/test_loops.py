@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from tests.builders import decision
 from tests.training.rig import SAMPLES, Loader, attempt, fitted_gpu, job_file, v100
+from tests.training_functions import write_job
 from zeus_flows import ZeusDataLoader
 from zeus_flows.core.early_stop import CostCut
 from zeus_flows.core.records import EnergySource, Observation, Outcome
@@ -20,7 +21,13 @@ from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
 from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Load, Workload
+from zeus_flows.job_file import load_job
+from zeus_flows.ledger.memory import MemoryLedger
+from zeus_flows.recurrence.loop import run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.settings import read_settings
 from zeus_flows.training.session import Session
+from zeus_flows.training.trainer import LocalTrainer
 
 
 @pytest.fixture
@@ -230,3 +237,21 @@ def test_where_joules_mean_nothing_cost_is_in_seconds_everywhere(tmp_path: Path)
     assert (observed.energy_source, observed.energy_j) == (EnergySource.NONE, 0.0)
     assert (observed.outcome, observed.epochs) == (Outcome.STOPPED, 3), "an epoch takes 300 s"
     assert "would cross the threshold of 16.7 min" in observed.detail
+
+
+@pytest.mark.parametrize("name", ["thompson", "lookahead", "zeus", "zeus-paper", "power", "default", "grid"])
+def test_every_policy_learns_on_time_alone_on_a_gpu_that_is_shared(tmp_path: Path, name: str) -> None:
+    path = write_job(tmp_path / "job.yaml", policy=name, shared_gpu=True, eta=1.0)
+    file = load_job(path)
+    trainer = LocalTrainer(file, read_settings())
+    job = file.core(trainer.energy_source)
+    steps = LocalSteps(job, MemoryLedger(job, trainer.energy_source), trainer)
+    done = [run_recurrence(job, steps) for _ in range(6)]
+    assert all(recurrence.converged for recurrence in done)
+    for recurrence in done:
+        assert recurrence.energy_j == 0.0
+        assert recurrence.cost_j(job) == pytest.approx(recurrence.time_s)
+    if name == "grid":
+        assert len({o.batch_size for r in done for _, o in r.attempts}) > 2, (
+            "no limit can be set, so batch sizes are tried"
+        )

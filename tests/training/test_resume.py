@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.builders import decision
-from tests.training.rig import attempt, job_file, v100
+from tests.training.rig import SAMPLES, Loader, attempt, job_file, v100
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.errors import TrainingError
@@ -161,3 +161,30 @@ def test_where_nothing_is_kept_saving_does_nothing(tmp_path: Path) -> None:
     with v100(tmp_path) as gpus:
         observed, _ = attempt(gpus, 0.95)
     assert observed.converged
+
+
+def test_the_parts_and_the_curve_of_a_training_that_broke_are_those_of_one_that_did_not(tmp_path: Path) -> None:
+    def train(*, breaks_in: int | None) -> Observation:
+        checkpoints = Checkpoints(tmp_path / str(breaks_in))
+        for last in (breaks_in is None, True):
+            with v100(tmp_path) as gpus:
+                session = Session(job_file(), job_file().core(), decision(1), gpus, checkpoints=checkpoints)
+                session.load()
+                for epoch in session.epochs():
+                    if epoch == breaks_in and not last:
+                        checkpoints.profile = session.failed(Outcome.FAILED, "broke").profile
+                        break
+                    for _batch in session.steps(Loader(SAMPLES, 64)):
+                        pass
+                    session.report_metric(0.15 * epoch)
+                    session.save({"epoch": epoch})
+                if session.converged:
+                    return session.observation()
+        raise AssertionError("it never converged")
+
+    whole, broken = train(breaks_in=None), train(breaks_in=4)
+    assert whole.parts is not None
+    assert broken.parts is not None
+    assert (broken.parts.once.count, broken.parts.rest.count) == (1, whole.parts.rest.count)
+    assert broken.parts.evaluations.count == whole.parts.evaluations.count
+    assert broken.curve == whole.curve

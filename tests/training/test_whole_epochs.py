@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.nvml_emulator import Emulator
-from tests.training.emulated_job import CHIP, EmulatedJob, SimulatedJob, Training
+from tests.training.emulated_job import CHIP, SAMPLES, EmulatedJob, Loader, SimulatedJob, Training
 from zeus_flows.core import policy
 from zeus_flows.core.overheads import nearest
 from zeus_flows.core.power import run_at
 from zeus_flows.core.records import Observation
 from zeus_flows.core.savings import POWER_LIMIT
 from zeus_flows.recurrence.loop import Recurrence
+from zeus_flows.training.session import Session
 
 Emulate = Callable[..., Emulator]
 
@@ -161,6 +163,65 @@ def test_what_the_power_limit_saves_is_what_runs_at_either_limit_differ_by(emula
     assert line.low.energy_j <= true <= line.high.energy_j
     assert line.amount.energy_j == pytest.approx(true, rel=0.05)
     assert saved.default.controls == 3
+
+
+class Loops(EmulatedJob):
+    """The same training, whose loop goes through its batches in another way."""
+
+    way = ""
+
+    def _train(self, session: Session) -> None:
+        training, b = self.training, session.batch_size
+        load, steps = training.load(b), math.ceil(SAMPLES / b)
+        for epoch in session.epochs():
+            batches = session.steps(iter(range(steps)) if "length" in self.way else Loader(b))
+            half = steps // 2 if "breaks" in self.way else steps
+            for step in range(1, half + 1):
+                next(batches)
+                self._pass(load, b / SAMPLES * load.seconds_per_epoch)
+                if "between" in self.way and step % 4 == 0:
+                    self._evaluate(load)
+                    session.report_metric(0.0)
+            if "between" in self.way:
+                assert next(batches, None) is None
+            else:
+                self._evaluate(load)
+            session.report_metric(float(epoch == training.epochs[b]))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "never asks past the last batch",
+        "never asks past the last batch of a loader without a length",
+        "evaluates between steps and does not mark it",
+        "breaks off in the middle of an epoch",
+    ],
+)
+def test_evaluation_is_told_from_steps_in_whichever_way_a_loop_goes(emulate: Emulate, tmp_path: Path, way: str) -> None:
+    training = Training({256: 5}, evaluation=5.0 if "between" in way else 40.0)
+    job = Loops(
+        emulate(NVMLEMU_CLOCK="virtual", NVMLEMU_UPDATE_MS="20"),
+        tmp_path,
+        training,
+        policy="power",
+        batch_sizes=[256],
+        default_batch_size=256,
+    )
+    job.way = way
+    observed = job.recur(2)[-1].attempts[-1][1]
+    load = training.load(256)
+    assert observed.profile is not None
+    assert observed.parts is not None
+    assert observed.power_limit_w is not None
+    for m in observed.profile.measurements:
+        seconds, watts = CHIP.epoch(load, m.power_limit_w)
+        assert m.samples_per_s == pytest.approx(SAMPLES / seconds, rel=0.02)
+        assert m.average_power_w == pytest.approx(watts, rel=0.02)
+    evaluations = observed.parts.evaluations
+    slower = CHIP.epoch(load, observed.power_limit_w)[0] / load.seconds_per_epoch
+    assert evaluations.count == (5 * 8 if "between" in way else 5)
+    assert evaluations.time_s == pytest.approx(evaluations.count * training.evaluation * slower, rel=0.05)
 
 
 def test_a_limit_that_is_best_for_whole_epochs_is_chosen(emulate: Emulate, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def run(request: Request) -> int:
         saved, experiment_id = _saved(job_file, job, uri, source)
     if request.as_json:
         told = None if saved is None else savings.document(saved)
-        recurrences = [_recurrence(job, recurrence) for recurrence in done]
+        recurrences = _told(job, [_recurrence(job, recurrence) for recurrence in done])
         click.echo(
             json.dumps(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told}, indent=2)
         )
@@ -105,7 +105,7 @@ def dry_run(request: Request) -> int:
     )
     if request.as_json:
         document = _document(job_file, uri, trainer.energy_source)
-        document |= {"decision": jsonable(decision), "set_aside": set_aside}
+        document |= {"decision": _told(job, jsonable(decision)), "set_aside": set_aside}
         click.echo(json.dumps(document, indent=2))
     else:
         gated = job_file.gate is not None and job.mode is Mode.FULL and state.newest_model is not None
@@ -114,6 +114,11 @@ def dry_run(request: Request) -> int:
         if set_aside:
             console.print(set_aside)
     return 0
+
+
+def _told(job: Job, document: Any) -> Any:
+    """Return a document as it may be shown: without joules where they mean nothing."""
+    return savings.without_joules(document) if job.in_seconds else document
 
 
 def _run_flow(request: Request, uri: str) -> Recurrence:

@@ -280,6 +280,7 @@ class Account:
         skipped: Recurrences that a drift gate skipped; what its evaluation took.
         before_w: The power limit that was there before, per GPU, by `Gpu.key`.
         max_power_w: MAXPOWER, by `Gpu.key`.
+        without_limits: GPUs that know no power limits.
         gpu: Key of the newest GPU.
         samples_per_epoch: The newest data set's size.
         energy_source: Where the joules come from.
@@ -294,6 +295,7 @@ class Account:
     skipped: Took = NOTHING
     before_w: Mapping[str, float] = field(default_factory=dict)
     max_power_w: Mapping[str, float] = field(default_factory=dict)
+    without_limits: tuple[str, ...] = ()
     gpu: str = ""
     samples_per_epoch: float = 0.0
     energy_source: EnergySource = EnergySource.NONE
@@ -362,6 +364,9 @@ def _seen(account: Account, observation: Observation) -> Account:
         changes["max_power_w"] = {**account.max_power_w, gpu.key: gpu.max_power_w}
     if before_w is not None and 0 < before_w <= MOST and account.before_w.get(gpu.key) != before_w:
         changes["before_w"] = {**account.before_w, gpu.key: before_w}
+    has_none = observation.schema > 1 and before_w is None and observation.power_limit_w is None
+    if has_none and observation.parts is not None and gpu.key not in account.without_limits:
+        changes["without_limits"] = (*account.without_limits, gpu.key)
     if 0 < data <= MOST and data != account.samples_per_epoch:
         changes["samples_per_epoch"] = data
     return replace(account, **changes) if changes else account
@@ -370,14 +375,16 @@ def _seen(account: Account, observation: Observation) -> Account:
 def _ran(job: Job, observation: Observation) -> Ran:
     o, b = observation, observation.batch_size
     chosen = o.mode is Mode.FULL and tunes_batch_size(job)  # by the policy, even where no limit can be set
-    as_ever = o.control or o.mode in _UNCHANGED or (o.power_limit_w is None and not chosen)
+    tried = o.profile is not None and len(o.profile.measurements) > 1
+    left_alone = o.power_limit_w is not None and o.power_limit_w == o.limit_before_w and not tried
+    as_ever = o.control or o.mode in _UNCHANGED or left_alone or (o.power_limit_w is None and not chosen)
     evaluations = o.parts.evaluations.count if o.parts is not None else 0.0
     took = _took(o)
     return Ran(
         batch_size=b,
         gpu=o.gpu.key,
         limit_w=None if o.control else o.power_limit_w,
-        profiled=o.profiling_time_s > 0,
+        profiled=o.profiling_time_s > 0 and not left_alone,
         changed=not (b == job.default_batch_size and as_ever),
         runs=1,
         epochs=float(o.epochs),
@@ -407,7 +414,7 @@ def _whole(observation: Observation) -> bool:
         and 0 <= observation.host_energy_j <= MOST
         and 0 <= observation.epochs <= MOST
         and 0 < observation.gpu.max_power_w <= MOST
-        and 0 < observation.samples_per_epoch <= MOST
+        and (not observation.converged or 0 < observation.samples_per_epoch <= MOST)
     )
 
 

@@ -54,6 +54,7 @@ __all__ = [
     "savings",
     "series",
     "skip",
+    "without_joules",
 ]
 
 COVERAGE = 0.9  # of every interval
@@ -232,21 +233,23 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
     costs = costs_on(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
     ahead = forecast(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
     why, since = _unknown(job, account, era, now)
+    limits = account.gpu not in account.without_limits
+    lines = LINES if limits else tuple(name for name in LINES if name != POWER_LIMIT)
     return Savings(
         mode=job.mode,
         energy_source=account.energy_source,
         in_seconds=job.in_seconds,
         default=Default(
             job.default_batch_size,
-            limit_w=costs.before_w,
+            limit_w=costs.before_w if limits else None,
             runs=known.default_runs,
             controls=known.controls,
             unchanged=known.unchanged,
             best_batch_size=None if ahead is None else ahead[1],
-            best_limit_w=None if ahead is None else ahead[2],
+            best_limit_w=None if ahead is None or not limits else ahead[2],
         ),
-        so_far=_compared(job, known, quantile, LINES) if known.recurrences else None,
-        from_now_on=None if ahead is None else _compared(job, ahead[0], quantile, (POWER_LIMIT, BATCH_SIZE)),
+        so_far=_compared(job, known, quantile, lines) if known.recurrences else None,
+        from_now_on=None if ahead is None else _compared(job, ahead[0], quantile, lines[:-2]),
         apart=_apart(job, account, known),
         unknown_since=since,
         why=why,
@@ -280,17 +283,24 @@ def series(saved: Savings) -> dict[str, float]:
 
 def document(saved: Savings) -> dict[str, Any]:
     """Return the savings as JSON values; without joules where there are none."""
-    plain: dict[str, Any] = _without_joules(jsonable(saved)) if saved.in_seconds else jsonable(saved)
+    plain: dict[str, Any] = without_joules(jsonable(saved)) if saved.in_seconds else jsonable(saved)
     return plain
 
 
-def _without_joules(value: Any) -> Any:
+def without_joules(value: Any) -> Any:
+    """Return a JSON document without energies, and with costs named as the seconds that they are.
+
+    >>> without_joules({"energy_j": 0.0, "cost_j": 60.0, "arms": [{"expected_cost_j": 50.0}]})
+    {'cost_s': 60.0, 'arms': [{'expected_cost_s': 50.0}]}
+    """
     if isinstance(value, list):
-        return [_without_joules(item) for item in value]
+        return [without_joules(item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    kept = {k: _without_joules(v) for k, v in value.items() if k not in ("energy_j", "host_j")}
-    return {"cost_s" if k == "cost_j" else k: v for k, v in kept.items()}
+    plain = {k: without_joules(v) for k, v in value.items()}
+    cost = ("cost_j", "gain_j", "threshold_j", "at_most_j", "room_j")
+    named = {f"{k[:-2]}_s" if k.endswith(cost) else k: v for k, v in plain.items()}
+    return {k: v for k, v in named.items() if not k.endswith("_j")}
 
 
 def _compared(job: Job, known: Settled, quantile: float, names: tuple[str, ...]) -> Compared:

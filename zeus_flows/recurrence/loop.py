@@ -99,6 +99,11 @@ class Recurrence:
         return sum(observation.energy_j for _, observation in self.attempts)
 
     @property
+    def host_energy_j(self) -> float:
+        """What the machine drew beside its GPUs meanwhile."""
+        return sum(observation.host_energy_j for _, observation in self.attempts)
+
+    @property
     def time_s(self) -> float:
         """Training time of all its attempts."""
         return sum(observation.time_s for _, observation in self.attempts)

@@ -65,7 +65,7 @@ class RunView:
             str(done.number),
             "→".join(str(observation.batch_size) for _, observation in done.attempts),
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
-            "" if self._in_seconds else joules(done.energy_j),
+            "" if self._in_seconds else joules(done.energy_j + done.host_energy_j),
             seconds(done.time_s),
             cost_text(self._job, done.cost_j(self._job)),
             Text("reached", style="green") if done.converged else Text("missed", style="red"),

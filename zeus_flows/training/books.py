@@ -80,6 +80,29 @@ class Books:
         self._last = mark
         self._add(what, Part(count, span.energy_j, span.time_s))
 
+    def close_late(self, ended_s: float, watts: float | None) -> None:
+        """Book the time since the last boundary as steps up to a moment, and as an evaluation after it.
+
+        Args:
+            ended_s: When the last step ended, as far as can be told.
+            watts: What steps draw; None: the energy is split as the time is.
+        """
+        mark = self._mark()
+        span = self._gpus.between(self._last, mark)
+        steps_s = min(max(ended_s - self._last.time_s, 0.0), span.time_s)
+        share = steps_s / span.time_s if span.time_s else 1.0
+        steps_j = share * span.energy_j if watts is None else min(steps_s * watts, span.energy_j)
+        self._last = mark
+        self._add(For.STEPS, Part(0, steps_j, steps_s))
+        self._add(For.EVALUATION, Part(1, span.energy_j - steps_j, span.time_s - steps_s))
+
+    def begin_again(self) -> None:
+        """Forget what a retry took before its first step: a training that never broke would not have taken it."""
+        if self._before.epoch:
+            self._start = self._last = self._gpus.mark()
+            self._once = NO_PART
+            self._host_start_j = self._read_host() if self._read_host else 0.0
+
     def stepped_first(self, samples: int) -> None:
         """Book the first step apart: what it takes more than others is compilation, and happens once."""
         mark = self._mark()
@@ -122,7 +145,8 @@ class Books:
             profile: Tells what the first step would have taken without compilation; None: the other steps do.
         """
         once = self._once + self._compilation(profile)
-        return Parts(Part(1, once.energy_j, once.time_s), tuple(sorted(self._evaluation.items())), self._rest)
+        count = 0 if self._before.epoch else 1
+        return Parts(Part(count, once.energy_j, once.time_s), tuple(sorted(self._evaluation.items())), self._rest)
 
     def steps(self, profile: PowerProfile | None) -> Part:
         """Return what training steps took in this try, compilation left out; counted in samples."""

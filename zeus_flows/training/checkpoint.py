@@ -28,6 +28,7 @@ class Progress:
         metric: The metric reported last.
         parts: What they took beside training steps.
         host_energy_j: What the machine drew beside its GPUs meanwhile.
+        curve: The learning curve so far.
     """
 
     epoch: int = 0
@@ -39,6 +40,7 @@ class Progress:
     metric: float | None = None
     parts: Parts = field(default_factory=Parts)
     host_energy_j: float = 0.0
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 class Checkpoints:

@@ -5,7 +5,6 @@ Where whole epochs show that evaluation shifts the balance, the limit is chosen 
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
@@ -81,6 +80,12 @@ class LimitTuner:
         return self._gpus.last_limit_w
 
     @property
+    def average_power_w(self) -> float | None:
+        """What steps draw at the limit in force, by the profile; None while that is not known."""
+        said = self._said_of(self.limit_w) if self.settled_w is not None else None
+        return None if said is None else said.average_power_w
+
+    @property
     def profiling(self) -> Part:
         """What was spent while profiling in this attempt."""
         return Part(0, self._profiler.energy_j, self._profiler.time_s)
@@ -128,14 +133,6 @@ class LimitTuner:
         measuring, self.measuring = self.measuring, None
         if measuring is not None:
             measuring.drop()
-
-    def drop_if_late(self, samples: int) -> None:
-        """Forget the span under way where its step took far longer than steps do: something else happened in it."""
-        if self.measuring is None or not self.measuring.is_late(samples):
-            return
-        _hint_once("evaluation between steps is best put into `with session.evaluation():`, to be measured apart")
-        self.drop()
-        self.resume()
 
     def reconsider(self, overheads: Overheads) -> None:
         """Choose again with what whole epochs have shown: an epoch has ended."""
@@ -253,8 +250,3 @@ class LimitTuner:
             100 * speed,
         )
         return True
-
-
-@functools.cache
-def _hint_once(text: str) -> None:
-    log.warning(text)

@@ -27,8 +27,6 @@ OF_AN_EPOCH = 0.1
 LEAST_S = 1.0
 #: A warm-up takes at most this share of a span.
 OF_A_SPAN = 0.2
-#: A span that takes this many times what its steps take, and this many seconds, holds something else.
-LATE, LEAST_LATE_S = 1.5, 0.1
 
 
 @dataclass(slots=True)
@@ -163,13 +161,6 @@ class PowerProfiler:
     def drop(self) -> None:
         """Forget the span under way; what was measured of the limit before it stays."""
         self._mark, self._pending = None, 0
-
-    def is_late(self, samples: int) -> bool:
-        """Return whether the span under way took far longer than its steps and one more would."""
-        if self._mark is None or not self._rate:
-            return False
-        usual_s = (self._pending + samples) / self._rate
-        return self._gpus.now_s() - self._mark.time_s > LATE * usual_s + LEAST_LATE_S
 
     def end(self) -> bool:
         """Keep what was measured of the limit under way: the epoch's steps ended. Return as `ran` does."""

@@ -47,6 +47,9 @@ from zeus_flows.training.stopper import Stopper
 log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
 
+#: A step that takes so many times what steps take, and so many seconds more, had something else in it.
+LATE, LEAST_LATE_S = 1.5, 0.1
+
 _current: ContextVar[Session | None] = ContextVar("zeus_flows_session", default=None)
 
 
@@ -173,7 +176,8 @@ class Session:
 
         A loop may stop asking at the last batch. A loader without a length is counted in the first epoch.
         """
-        loop, books, tuner, ran = self._loop, self._books, self._tuner, self._gpus.ran
+        loop, books, tuner = self._loop, self._books, self._tuner
+        ran, now_s = self._gpus.ran, self._gpus.now_s
         if not loop.begun or loop.epoch == 0:
             raise TrainingError("session.steps() belongs inside `for epoch in session.epochs()`")
         self._leave_steps()
@@ -185,11 +189,9 @@ class Session:
                     self._enter_steps(mine, _samples_in(loader, size))
                 samples = min(size, loop.left) or size
                 loop.left = max(loop.left - samples, 0)
-                loop.samples += samples
                 books.samples += samples
-                loop.evaluated = False
                 ran(samples)
-                loop.stepping = samples
+                loop.hand_out(samples, now_s())
                 yield batch
                 if loop.stepping:
                     loop.stepping = 0
@@ -231,13 +233,8 @@ class Session:
         value = float(value)
         loop, target = self._loop, self.target
         self._metric = loop.reported = value
-        if self.training and not loop.evaluating:
-            if loop.steps is not None and loop.counted and not loop.left:
-                self._leave_steps()
-            if loop.steps is None and not loop.evaluated:
-                self._evaluated()
-            elif loop.steps is not None and not loop.evaluated:
-                self._tuner.drop_if_late(loop.stepping)
+        if self.training and not loop.evaluating and not loop.evaluated:
+            self._look_back()
         self._curve.add(loop.epoch, value)
         if self._reached is not None:
             return
@@ -263,7 +260,10 @@ class Session:
             raise TrainingError("session.save() belongs inside `for epoch in session.epochs()`")
         if self._loop.steps is None:
             self._books.close(For.REST)
-        self._checkpoints.save(state, self._progress(), self._reached)
+        saved = self._progress()
+        rest = replace(saved.parts.rest, count=saved.epoch)  # the epoch ends with this
+        saved = replace(saved, parts=replace(saved.parts, rest=rest), curve=self._curve.points)
+        self._checkpoints.save(state, saved, self._reached)
 
     def load(self) -> dict[str, Any] | None:
         """Return what an earlier try of this attempt saved last, on the CPU, and go on after it; None at first."""
@@ -274,6 +274,8 @@ class Session:
         before = self._checkpoints.progress
         assert before is not None
         self._books.go_on_after(before)
+        for epoch, level in before.curve:
+            self._curve.add(epoch, level)
         self._reached, self._metric = self._checkpoints.reached, before.metric
         self._loop.epoch = self._loop.resumed = before.epoch
         log.info("going on after epoch %d", before.epoch)
@@ -339,11 +341,13 @@ class Session:
         """Begin an epoch's steps: its first batch is there."""
         loop, tuner = self._loop, self._tuner
         self._books.close(For.REST if loop.stepped else For.ONCE)
+        if not loop.stepped:
+            self._books.begin_again()
         if not loop.total:
             loop.total, loop.counted = samples_per_epoch, samples_per_epoch > 0
             if loop.total:
                 self._gpus.samples_per_epoch = loop.total
-        loop.steps, loop.left = mine, loop.total
+        loop.steps, loop.left, loop.handed_s = mine, loop.total, None
         tuner.samples_per_epoch = loop.total
         if loop.total or not self._gpus.simulated:  # a simulated GPU's clock stands still until the length is known
             tuner.resume()
@@ -380,14 +384,42 @@ class Session:
     def _evaluated(self) -> None:
         self._gpus.evaluated()
         self._books.close(For.EVALUATION, 1)
-        self._loop.evaluated = True
+        self._loop.evaluated = self._loop.evaluated_once = True
+
+    def _look_back(self) -> None:
+        """Find out what was done before a metric was reported, where nothing was marked as an evaluation.
+
+        Between epochs it was one. A loop that did not ask for another batch may be at its end, or in the middle of its
+        steps: where the last step took far longer than steps do, the model was evaluated after it.
+        """
+        loop, tuner = self._loop, self._tuner
+        at_the_end = loop.counted and not loop.left
+        if loop.steps is not None and (ended_s := loop.overdue(self._gpus.now_s())) is not None:
+            tuner.drop()
+            watts = tuner.average_power_w
+            self._gpus.evaluated()
+            self._books.close_late(ended_s, watts)
+            loop.stepping, loop.stepped = 0, True
+            loop.evaluated = loop.evaluated_once = True
+            if at_the_end:
+                loop.steps = None
+            else:
+                tuner.resume()
+            return
+        if at_the_end:
+            self._leave_steps()
+        if loop.steps is None:
+            self._evaluated()
 
     def _end_epoch(self) -> None:
         loop, tuner = self._loop, self._tuner
         self._leave_steps()
+        if loop.reported is not None and not loop.evaluated_once:
+            self._evaluated()
         self._books.close(For.REST, 1)
         if loop.samples and loop.epoch == loop.resumed + 1:
             loop.total = tuner.samples_per_epoch = loop.samples  # what a loader yields may be less than it has
+            loop.counted = True
         books = self._progress()
         if self._reached is not None and self._reached.epoch == loop.epoch:
             self._reached = books
@@ -516,10 +548,13 @@ class _Loop:
         steps: Stands for the loop over steps that is under way; None between epochs.
         stepped: Whether a first step is done.
         stepping: Samples of the step under way; 0 where it was counted already.
+        handed_s: When its batch was handed out; None before the first of an epoch.
+        usual_s: Seconds per sample of the fastest step so far: what a step takes where nothing else happens in it.
         samples: Samples handed out in this epoch.
         left: Samples that this epoch has left.
         evaluating: Within an evaluation.
         evaluated: The model was evaluated since the last step.
+        evaluated_once: It was evaluated in this epoch.
         reported: The metric reported in this epoch.
     """
 
@@ -532,18 +567,37 @@ class _Loop:
     steps: object | None = None
     stepped: bool = False
     stepping: int = 0
+    handed_s: float | None = None
+    usual_s: float = math.inf
     samples: int = 0
     left: int = 0
     evaluating: bool = False
     evaluated: bool = False
+    evaluated_once: bool = False
     reported: float | None = None
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
         self.epoch += 1
         self.samples = 0
-        self.evaluated = False
+        self.evaluated = self.evaluated_once = False
         self.reported = None
+
+    def hand_out(self, samples: int, now_s: float) -> None:
+        """Note that a batch is handed out."""
+        if self.handed_s is not None:
+            per_sample_s = (now_s - self.handed_s) / samples
+            if 0 < per_sample_s < self.usual_s:
+                self.usual_s = per_sample_s
+        self.samples += samples
+        self.stepping, self.handed_s, self.evaluated = samples, now_s, False
+
+    def overdue(self, now_s: float) -> float | None:
+        """Return when the step under way should have ended, where that is long ago; None where it is not."""
+        if self.handed_s is None or not self.stepping or math.isinf(self.usual_s):
+            return None
+        step_s = self.usual_s * self.stepping
+        return self.handed_s + step_s if now_s - self.handed_s > LATE * step_s + LEAST_LATE_S else None
 
 
 def _batch_size(loader: Any, batch: Any) -> int:

@@ -154,7 +154,8 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
         text = f"one recurrence in {job.control} is a control: the default batch size {default}, at the limit there is"
         return Choice(default, Reason(CONTROL, text), tune_power=False)
     if job.mode is not Mode.FULL:
-        text = f"the job's mode is {job.mode}: the batch size stays {default}"
+        fits = "" if default == job.default_batch_size else f", as {job.default_batch_size} does not fit"
+        text = f"the job's mode is {job.mode}: the batch size stays {default}{fits}"
         return Choice(default, Reason("mode", text))
     if len(arms) == 1:
         text = f"{default} is the only batch size that can run"

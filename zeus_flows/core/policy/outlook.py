@@ -245,10 +245,21 @@ def without_incumbent(outlook: Outlook) -> Choice:
     alive = [b for b in view.arms if b not in dead] or list(view.arms)
     arm = min(alive, key=lambda b: (b in stopped and b in view.ask.tried, abs(math.log2(b / view.default)), b))
     if not dead and not stopped:
-        text = f"nothing has run yet: the default batch size {arm} runs first, without an early stop"
+        text = first_run(outlook.job, arm)
         return Choice(arm, Reason("first-run", text))
     text = f"no batch size has reached the target yet; {arm} is the nearest to the default that may still"
     return Choice(arm, Reason("first-run", text, numbers={"failed": float(len(dead | stopped))}), explores=True)
+
+
+def first_run(job: Job, arm: int) -> str:
+    """Return why an arm runs where nothing is known.
+
+    >>> first_run(Job("t", (8, 16), 16, 1), 8)
+    'nothing is known yet: batch size 8, the nearest to the default that fits, runs first, without an early stop'
+    """
+    what = "the default batch size" if arm == job.default_batch_size else "batch size"
+    which = "" if arm == job.default_batch_size else ", the nearest to the default that fits,"
+    return f"nothing is known yet: {what} {arm}{which} runs first, without an early stop"
 
 
 def without_exploring(outlook: Outlook) -> Choice | None:

@@ -341,7 +341,7 @@ def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
     """
     key = (new.batch_size, new.gpu.key)
     old = state.profiles.get(key)
-    if old is not None and old.complete and new.complete and len(new.measurements) == 1 < len(old.measurements):
+    if old is not None and old.complete and new.complete and len(new.measurements) == 1:
         limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
         new = replace(old, measurements=tuple(limits[w] for w in sorted(limits, reverse=True)))
     elif old is not None and not new.complete:

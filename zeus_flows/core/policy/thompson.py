@@ -48,7 +48,11 @@ class Thompson(shared_belief.OnSharedBelief):
                     f"batch size {batch_size} drew the least cost ({cost_text(job, drawn_j)} against "
                     f"{cost_text(job, best_j)} for {job.batch_sizes[best]}, the best known); "
                 )
-            text += f"{times(runs)} so far" if runs else "no run has reached the target with it yet"
+            text += (
+                f"{times(runs)} so far"
+                if runs
+                else f"no run has reached the target with it {'since epochs changed' if belief.resets else 'yet'}"
+            )
             return text, outlook.arms(drawn=drawn)
 
         numbers = {**shared_belief.numbers(outlook), "drawn_cost_j": drawn_j, "drawn_best_cost_j": best_j}

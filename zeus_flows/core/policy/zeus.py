@@ -16,6 +16,7 @@ from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import ROUNDS, next_in_round
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
+from zeus_flows.core.policy.outlook import first_run
 from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
 from zeus_flows.core.text import cost_text, times
 
@@ -74,8 +75,7 @@ class Zeus:
         """Return the next arm of the pruning rounds, or the one whose drawn cost is least."""
         look = _Look(job, belief, view)
         if not belief.arms:
-            text = f"nothing has run yet: the default batch size {view.default} runs first, without an early stop"
-            return Choice(view.default, Reason("first-run", text))
+            return Choice(view.default, Reason("first-run", first_run(job, view.default)))
         if look.best is None:
             return look.without_best()
         if view.ask.attempt >= max(job.max_attempts, 2):
