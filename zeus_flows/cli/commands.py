@@ -107,7 +107,7 @@ def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) 
     """Close recurrences of JOB whose process was killed. Every recurrence does this first."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.janitor(upkeep.Target(job, simulate, tracking_uri)))
+    sys.exit(upkeep.janitor(upkeep.LedgerOf(job, simulate, tracking_uri)))
 
 
 @main.command()
@@ -116,7 +116,7 @@ def reset(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) ->
     """Start a new drift window of JOB: what was observed before no longer counts."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.reset(upkeep.Target(job, simulate, tracking_uri)))
+    sys.exit(upkeep.reset(upkeep.LedgerOf(job, simulate, tracking_uri)))
 
 
 @main.group()
@@ -130,7 +130,7 @@ def verify(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -
     """Fold every run of JOB anew and compare with the state in use. Exit 5 where they differ."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.verify(upkeep.Target(job, simulate, tracking_uri)))
+    sys.exit(upkeep.verify(upkeep.LedgerOf(job, simulate, tracking_uri)))
 
 
 @ledger.command()
@@ -140,7 +140,7 @@ def traces(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None, f
     """Write the runs of JOB into FOLDER in the published trace format, for `zeus-flows replay --traces`."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.traces(upkeep.Target(job, simulate, tracking_uri), folder))
+    sys.exit(upkeep.traces(upkeep.LedgerOf(job, simulate, tracking_uri), folder))
 
 
 @main.command("import")
@@ -177,7 +177,7 @@ def import_command(
 
     sys.exit(
         upkeep.bring(
-            upkeep.Target(job, simulate, tracking_uri),
+            upkeep.LedgerOf(job, simulate, tracking_uri),
             experiment=experiment,
             columns=Columns(batch_size, epochs, energy, time_s, metric),
             samples_per_epoch=samples,

@@ -42,8 +42,8 @@ __all__ = [
     "Account",
     "Amount",
     "Apart",
+    "Baseline",
     "Compared",
-    "Default",
     "Line",
     "Savings",
     "Tally",
@@ -124,7 +124,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class Default:
+class Baseline:
     """What savings are measured against, on the newest GPU, and what is best there.
 
     Attributes:
@@ -165,7 +165,7 @@ class Savings:
     mode: Mode
     energy_source: EnergySource
     in_seconds: bool
-    default: Default
+    default: Baseline
     so_far: Compared | None
     from_now_on: Compared | None
     apart: Apart
@@ -236,7 +236,7 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
         mode=job.mode,
         energy_source=account.energy_source,
         in_seconds=job.in_seconds,
-        default=Default(
+        default=Baseline(
             job.default_batch_size,
             limit_w=costs.before_w,
             runs=known.default_runs,

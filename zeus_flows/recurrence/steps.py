@@ -24,7 +24,7 @@ from zeus_flows.recurrence.loop import Attempt, Trainer
 log = logging.getLogger(__name__)
 
 
-class Gate(Protocol):
+class DriftGate(Protocol):
     """What asks whether the newest model still does; `zeus_flows.training.gate` has the one that runs a function."""
 
     def check(self, question: Question, mode: Mode) -> GateCheck:
@@ -52,7 +52,7 @@ class LocalSteps:
         ledger: Ledger,
         trainer: Trainer,
         context: Mapping[str, str] | None = None,
-        gate: Gate | None = None,
+        gate: DriftGate | None = None,
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         self._learning_rate = learning_rate
