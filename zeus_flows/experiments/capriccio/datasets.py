@@ -231,7 +231,7 @@ def read_parquet(
 
 
 def read_flights() -> Dataset:
-    """Return the embedded flights of 2013 with what is known an hour before departure; see `flights_data`."""
+    """Return the embedded flights of 2013 with what is known an hour before departure; see `flights.data`."""
     year = load_year()
     minutes = year.day.astype(np.int64) * 1440 + year.numbers[:, 0].astype(np.int64)
     order = np.argsort(minutes, kind="stable")

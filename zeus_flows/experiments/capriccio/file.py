@@ -26,6 +26,7 @@ from zeus_flows.experiments.capriccio.datasets import (
 )
 from zeus_flows.experiments.capriccio.models import ModelSection, Scores
 from zeus_flows.experiments.capriccio.slices import Slice, SliceWindow, cut, sizes
+from zeus_flows.experiments.flights.data import require_data
 from zeus_flows.job_file import NAME_PATTERN, JobFile, parse_job
 from zeus_flows.yaml_file import Document, Kind, Section
 
@@ -224,6 +225,11 @@ def load_experiment(path: Path, *, data: Path | None = None) -> ExperimentFile:
     """
     read = _FILE.load(path)
     experiment = _checked(read)
+    if experiment.data.kind == "flights":
+        try:
+            require_data()
+        except ConfigError as error:
+            raise ConfigError(f"{read.at('data', 'kind')}: {error}") from None
     directory = _beside(path, experiment.model.directory)
     if experiment.model.kind == "bert":
         try:
