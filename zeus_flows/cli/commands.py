@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.replay import replay
-from zeus_flows.errors import ConfigError, ZeusFlowsError
+from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
 if TYPE_CHECKING:
     from zeus_flows.gpu.doctor import CheckFunction
@@ -23,6 +23,14 @@ _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
 
 class _Group(click.Group):
     """A group whose commands end with a sentence and an exit code, not a traceback, when we raised on purpose."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse Windows before anything is parsed: what the commands import does not exist there."""
+        if sys.platform == "win32":
+            error = WrongPlatform()
+            click.echo(f"zeus-flows: {error}", err=True)
+            sys.exit(error.exit_code)
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
