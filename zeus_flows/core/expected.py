@@ -99,12 +99,12 @@ class RunCosts:
         return self.figures(energy * known[0], time * known[1], self.host_w * time * known[1])
 
     def grows(self, batch_size: int, limit_w: float | None, work: RunTotals) -> Floats:
-        """Return what of it grows with the epochs: all but what a run takes once."""
+        """Return the part that grows with the epochs: everything except what a run takes once."""
         whole, once = self.takes(batch_size, limit_w, work), self.takes(batch_size, limit_w, RunTotals(work.runs))
         return np.zeros(4) if whole is None or once is None else whole - once
 
     def knows(self, batch_size: int) -> bool:
-        """Whether it can be said what runs of a batch size take here."""
+        """Return whether the cost of a run at a batch size is known on this GPU."""
         return self.takes(batch_size, None, RunTotals(1, 1, 1, 0)) is not None
 
     def _by_profile(self, batch_size: int, limit_w: float | None, work: RunTotals) -> tuple[float, float] | None:
@@ -141,7 +141,7 @@ class RunCosts:
         return nearest(profile, math.inf if limit_w is None else limit_w).power_limit_w
 
     def scaled(self) -> RunCosts:
-        """Return them scaled to what runs took that did not profile; those of other batch sizes, where it has none."""
+        """Return the costs scaled to the runs that did not profile. A batch size without any uses those of others."""
         pairs: dict[int, list[tuple[float, float, float, float]]] = {}
         limits: dict[int, dict[float, float]] = {}
         for r in self.ran:

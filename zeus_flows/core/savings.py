@@ -88,7 +88,7 @@ class Compared:
 
     @property
     def spent(self) -> Amount:
-        """What ran took."""
+        """What the recurrences took."""
         return self.baseline - self.total.amount
 
     def line(self, name: str) -> Line | None:
@@ -98,7 +98,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """So many, and what they took."""
+    """A number of recurrences or attempts, and what they took."""
 
     count: int = 0
     took: Amount = NO_AMOUNT
@@ -224,7 +224,7 @@ def killed(account: Account) -> Account:
 
 
 def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known) -> Savings:
-    """Return what may be said of what was saved, by what is known now."""
+    """Return the savings as far as they are known now."""
     account, era = given_up(account), account.era.add(account.newest)
     now = settle(job, account, era, profiles=profiles, overheads=overheads)
     known = account.closed + now

@@ -53,7 +53,7 @@ def _squares(era: Era) -> tuple[float, float]:
 
 
 def settle(job: Job, account: Account, era: Era, *, profiles: Profiles, overheads: Known) -> Settled:
-    """Return what an era comes to, by what is known now."""
+    """Return the comparison of one era with the default, as far as it is known now."""
     squares, free = _squares(era)
     epochs = epochs_of(era)
     if job.default_batch_size not in epochs:
@@ -135,7 +135,7 @@ class _Books:
         self.baseline, self.spent, self.recurrences = before, cheapest, 1
 
     def settled(self, era: Era) -> Settled:
-        """Return what it all comes to."""
+        """Return the era's lines, their total and their doubt."""
         total = self.baseline - self.spent
         lines = {**self._sums, LUCK: total - sum(self._sums.values()), TOTAL: total}
         variances = {

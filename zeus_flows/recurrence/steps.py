@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class DriftGate(Protocol):
-    """What asks whether the newest model still does; `zeus_flows.training.gate` has the one that runs a function."""
+    """Asks whether the newest model still meets the target; `zeus_flows.training.gate.Gate` runs a function for it."""
 
     def check(self, question: Question, mode: Mode) -> GateCheck:
         """Evaluate the newest model."""
 
     def broken(self, question: Question, error: BaseException) -> GateCheck:
-        """Return what is written of an evaluation that an exception ended."""
+        """Return the record of an evaluation that an exception ended."""
 
 
 class LocalSteps:

@@ -1,7 +1,7 @@
 """Running an experiment: one recurrence per slice and contender, through the same loop and ledger as any job.
 
 A contender `window-10` of the experiment `capriccio` is the job `capriccio.window-10`, with MLflow experiments of its
-own. Slices and results are runs of the MLflow experiment `capriccio` (see `capriccio_tracking`).
+own. Slices and results are runs of the MLflow experiment `capriccio` (see `tracking`).
 
 Everything a recurrence does is fixed by history, slice and seeds. A run that was killed is therefore taken up where it
 stopped, by doing again what was not written: the same numbers, decisions and observations come out.

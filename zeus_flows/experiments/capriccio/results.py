@@ -36,7 +36,7 @@ class SliceOutcome:
         return self.batch_sizes[-1]
 
     def measures(self) -> dict[str, float | None]:
-        """Return it as MLflow's metrics."""
+        """Return the outcome as MLflow metrics."""
         values: dict[str, float | None] = {
             "zf.cost_j": self.cost_j,
             "zf.energy_to_accuracy_j": self.energy_j,
