@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "zeus_flows needs Python 3.11 or later; try make PYTHON=python3.12")'
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flights]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -3,9 +3,9 @@
     pip install zeus==0.16.0 --no-deps
     python benchmarks/loop.py [--quick] [--json]
 
-1. A step of 10 ms with and without us, on the emulated NVML of `tests/gpu/emulator` where setting a limit takes 15 ms,
-   while power limits are profiled and after. Only what is spent outside of the step is compared, in turns, so that
-   other work on the machine does not blur it. Goal: at most 1.01.
+1. A step of 10 ms with and without us, on the emulated NVML of `tests/gpu/nvml_emulator`, where setting a limit takes
+   15 ms, while power limits are profiled and after. Only what is spent outside of the step is compared, in turns, so
+   that other work on the machine does not blur it. Goal: at most 1.01.
 2. What a step takes of Python's time once limits are profiled, beside `zeus`' GlobalPowerLimitOptimizer. Then the same
    jobs under it and under us, with spans of equal length, on the emulated GPU's virtual clock: the jobs fitted to
    published V100 traces, ten epochs of 1,000 steps. Goal: no slower, no dearer.

@@ -3,7 +3,7 @@
     pip install zeus==0.16.0 --no-deps
     python benchmarks/meter.py [--spans 5] [--json]
 
-Both sides measure the same spans on the emulated NVML of `tests/gpu/emulator`, which knows the exact integral of
+Both sides measure the same spans on the emulated NVML of `tests/gpu/nvml_emulator`, which knows the exact integral of
 energy. Neither waits for CUDA, which is not here. Python time is what remains without the driver's own. Goals: no more
 NVML calls per span than theirs and none per step; at most half their Python time; a mean error at 5 s spans of at
 most 1 % with a counter and with sampled power, and no worse than theirs.

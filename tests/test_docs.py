@@ -1,4 +1,4 @@
-"""What the documentation says is so."""
+"""What the documentation says is so; its code blocks are in test_docs_blocks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from zeus_flows.job_file import JobFile, parse_job
-
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+from tests.docs_blocks import PAGES, ROOT
+from zeus_flows.job_file import JobFile
 
 
 def test_the_command_line_reference_is_the_commands_own_help() -> None:
@@ -31,22 +29,11 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_job_file_in_the_readme_is_valid() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert parse_job(block).name == "nightly-ranker"
-
-
 def test_the_template_explains_every_key_of_a_job_file() -> None:
     text = (ROOT / "zeus_flows/templates/job.yaml").read_text(encoding="utf-8")
     uncommented = "\n".join(re.sub(r"^# ?(?=\w+:|  \w+:)", "", line) for line in text.splitlines())
     keys = set(yaml.safe_load("\n".join(line for line in uncommented.splitlines() if not line.startswith("#"))))
     assert keys >= set(JobFile.model_fields) - {"prior"}
-
-
-def test_every_make_target_the_readme_names_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"`?make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

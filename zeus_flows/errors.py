@@ -2,6 +2,7 @@
 
 * ZeusFlowsError
   x ConfigError             a job file or a flag is wrong; nothing has run (exit 2)
+  x WrongPlatform           this operating system cannot run zeus_flows
   x MeasurementError        a reading cannot be believed
   x DeviceError             a GPU, or its absence (exit 4)
     + NoDevice              the job wants a GPU and none is here
@@ -36,6 +37,13 @@ class ConfigError(ZeusFlowsError):
     """A job file, a flag or an environment variable is wrong. Nothing has run."""
 
     exit_code = 2
+
+
+class WrongPlatform(ZeusFlowsError):
+    """The operating system lacks what zeus_flows is built on, such as locks that the kernel lets go of."""
+
+    def __init__(self) -> None:
+        super().__init__("zeus_flows does not run on Windows; use Linux, or macOS with simulated GPUs")
 
 
 class MeasurementError(ZeusFlowsError):

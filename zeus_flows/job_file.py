@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from zeus_flows.core.job import Drift, Job, Mode, Selector
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import EnergySource
-from zeus_flows.yaml_file import Kind, one_of
+from zeus_flows.yaml_file import Kind, Section, one_of
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -22,13 +22,7 @@ SIMULATED_GPUS: tuple[SimulatedGpu, ...] = get_args(SimulatedGpu)
 DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GPUS))
 
 
-class _Section(BaseModel):
-    """A part of the job file: unknown keys are errors, nothing changes after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Target(_Section):
+class Target(Section):
     """When a model is good enough. Which way is better has no default: a guess would train the wrong model."""
 
     metric: str = Field(min_length=1, max_length=64)
@@ -44,7 +38,7 @@ class Target(_Section):
         return value >= self.value if self.better == "higher" else value <= self.value
 
 
-class PowerLimitSection(_Section):
+class PowerLimitSection(Section):
     """How the power limit is chosen and profiled."""
 
     choose_by: Selector = Selector.COST
@@ -55,7 +49,7 @@ class PowerLimitSection(_Section):
     warmup_seconds: float = Field(default=1.0, ge=0)
 
 
-class LearningRate(_Section):
+class LearningRate(Section):
     """The learning rate at the default batch size, and how it follows the batch size."""
 
     base: float = Field(default=1e-3, gt=0)
@@ -71,7 +65,7 @@ class LearningRate(_Section):
         return float(self.base * {"sqrt": ratio**0.5, "linear": ratio, "none": 1.0}[self.scaling])
 
 
-class TrainSection(_Section):
+class TrainSection(Section):
     """The train function, as `module:function`, and what it is called with.
 
     `retries` is how often a training that broke is tried again from its last checkpoint; without one it is not.
@@ -82,7 +76,7 @@ class TrainSection(_Section):
     retries: int = Field(default=2, ge=0)
 
 
-class GateSection(_Section):
+class GateSection(Section):
     """The drift gate: a function, as `module:function`, that evaluates the newest model on the new slice.
 
     Where that meets the target nothing is trained, unless the model is `max_age` recurrences old.
@@ -93,7 +87,7 @@ class GateSection(_Section):
     max_age: int | None = Field(default=None, ge=1)
 
 
-class Simulation(_Section):
+class Simulation(Section):
     """The simulated GPU's load, for a job that was never measured; `zeus_flows.gpu.simulated.Workload` has the laws.
 
     An epoch takes `seconds_per_epoch * (1 + half_batch / b)` at full clock and batch size b; each evaluation
@@ -108,14 +102,14 @@ class Simulation(_Section):
     evaluation_seconds: float | None = Field(default=None, ge=0)
 
 
-class Prior(_Section):
+class Prior(Section):
     """What is believed of every batch size's cost before the first run (Algorithm 2)."""
 
     mean_j: float = Field(gt=0)
     standard_deviation_j: float = Field(gt=0)
 
 
-class JobFile(_Section):
+class JobFile(Section):
     """A job as its user writes it. `zeus-flows init` writes a commented one."""
 
     name: str

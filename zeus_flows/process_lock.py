@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import weakref
 from pathlib import Path
+
+from zeus_flows.errors import WrongPlatform
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows has none; the command line refuses it earlier
+    raise WrongPlatform from None
 
 
 class ProcessLock:

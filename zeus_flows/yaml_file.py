@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from zeus_flows.errors import ConfigError
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A part of a file: unknown keys are errors, and nothing changes after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, slots=True)

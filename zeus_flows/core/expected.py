@@ -27,7 +27,7 @@ Known = Mapping[tuple[int, str], Overheads]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunTotals:
     """What is to be done: so many runs, their epochs, samples and evaluations, each added up."""
 
     runs: float = 0.0
@@ -36,7 +36,7 @@ class Work:
     evaluations: float = 0.0
 
     @classmethod
-    def of(cls, ran: Ran) -> Work:
+    def of(cls, ran: Ran) -> RunTotals:
         """Return what runs did."""
         return cls(ran.runs, ran.epochs, ran.samples, ran.evaluations)
 
@@ -49,13 +49,13 @@ class Epochs:
     epochs: float
     evaluations: float
 
-    def work(self, runs: float, data: float) -> Work:
+    def work(self, runs: float, data: float) -> RunTotals:
         """Return what so many runs are expected to do, with data sets of that size in all."""
-        return Work(runs, runs * self.epochs, data * self.epochs, runs * self.evaluations)
+        return RunTotals(runs, runs * self.epochs, data * self.epochs, runs * self.evaluations)
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class RunCosts:
     """What runs take on one GPU; figures are energy, time, cost and the host's energy.
 
     Attributes:
@@ -89,7 +89,7 @@ class Costs:
         """Return what something took."""
         return self.figures(took.energy_j, took.time_s, took.host_j)
 
-    def takes(self, batch_size: int, limit_w: float | None, work: Work) -> Floats | None:
+    def takes(self, batch_size: int, limit_w: float | None, work: RunTotals) -> Floats | None:
         """Return what work is expected to take at a power limit (None: the one before); None where that is unknown."""
         known = self._by_profile(batch_size, limit_w, work)
         if known is None:
@@ -98,16 +98,16 @@ class Costs:
         energy, time = self.scales.get(batch_size, (1.0, 1.0))
         return self.figures(energy * known[0], time * known[1], self.host_w * time * known[1])
 
-    def grows(self, batch_size: int, limit_w: float | None, work: Work) -> Floats:
-        """Return what of it grows with the epochs: all but what a run takes once."""
-        whole, once = self.takes(batch_size, limit_w, work), self.takes(batch_size, limit_w, Work(work.runs))
+    def grows(self, batch_size: int, limit_w: float | None, work: RunTotals) -> Floats:
+        """Return the part that grows with the epochs: everything except what a run takes once."""
+        whole, once = self.takes(batch_size, limit_w, work), self.takes(batch_size, limit_w, RunTotals(work.runs))
         return np.zeros(4) if whole is None or once is None else whole - once
 
     def knows(self, batch_size: int) -> bool:
-        """Whether it can be said what runs of a batch size take here."""
-        return self.takes(batch_size, None, Work(1, 1, 1, 0)) is not None
+        """Return whether the cost of a run at a batch size is known on this GPU."""
+        return self.takes(batch_size, None, RunTotals(1, 1, 1, 0)) is not None
 
-    def _by_profile(self, batch_size: int, limit_w: float | None, work: Work) -> tuple[float, float] | None:
+    def _by_profile(self, batch_size: int, limit_w: float | None, work: RunTotals) -> tuple[float, float] | None:
         profile, at_w = self.profiles.get(batch_size), self.limit(batch_size, limit_w)
         if profile is None or at_w is None:
             return None
@@ -124,7 +124,7 @@ class Costs:
         more, once = work.runs - 1, overheads.once_each
         return one.energy_j + more * once.energy_j, one.time_s + more * once.time_s
 
-    def _by_rate(self, batch_size: int, work: Work) -> tuple[float, float] | None:
+    def _by_rate(self, batch_size: int, work: RunTotals) -> tuple[float, float] | None:
         """Return what work takes by what runs took, where there is no profile."""
         alike = [r for r in self.ran if r.batch_size == batch_size]
         samples = sum(r.samples for r in alike)
@@ -140,13 +140,13 @@ class Costs:
         limit_w = limit_w if limit_w is not None else self.before_w
         return nearest(profile, math.inf if limit_w is None else limit_w).power_limit_w
 
-    def scaled(self) -> Costs:
-        """Return them scaled to what runs took that did not profile; those of other batch sizes, where it has none."""
+    def scaled(self) -> RunCosts:
+        """Return the costs scaled to the runs that did not profile. A batch size without any uses those of others."""
         pairs: dict[int, list[tuple[float, float, float, float]]] = {}
         limits: dict[int, dict[float, float]] = {}
         for r in self.ran:
             limit_w = self.limit(r.batch_size, r.limit_w)
-            expected = None if r.profiled else self._by_profile(r.batch_size, r.limit_w, Work.of(r))
+            expected = None if r.profiled else self._by_profile(r.batch_size, r.limit_w, RunTotals.of(r))
             if expected is not None and limit_w is not None:
                 pairs.setdefault(r.batch_size, []).append((r.energy_j, expected[0], r.time_s, expected[1]))
                 shares = limits.setdefault(r.batch_size, {})
@@ -168,7 +168,7 @@ def _ratios(pairs: Sequence[tuple[float, float, float, float]]) -> tuple[float, 
     )
 
 
-def costs_on(job: Job, account: Account, era: Era, gpu: str, *, profiles: Profiles, overheads: Known) -> Costs:
+def costs_on(job: Job, account: Account, era: Era, gpu: str, *, profiles: Profiles, overheads: Known) -> RunCosts:
     """Return what runs take on one GPU, by what is known now."""
     complete = {b: p for (b, key), p in profiles.items() if key == gpu and p.complete and p.measurements}
     here = {b: o for (b, key), o in overheads.items() if key == gpu}
@@ -183,7 +183,7 @@ def costs_on(job: Job, account: Account, era: Era, gpu: str, *, profiles: Profil
     }
     b0 = complete.get(job.default_batch_size)
     greatest_w = max((m.power_limit_w for m in b0.measurements), default=None) if b0 is not None else None
-    return Costs(
+    return RunCosts(
         rates=price(job, account.max_power_w.get(gpu, 0.0)),
         before_w=account.before_w.get(gpu, greatest_w),
         ran=ran,
@@ -204,7 +204,7 @@ def epochs_of(era: Era) -> dict[int, Epochs]:
     return {b: Epochs(int(n), epochs / n, evaluations / n) for b, (n, epochs, evaluations) in sums.items()}
 
 
-def best_batch_size(job: Job, costs: Costs, epochs: Mapping[int, Epochs], *, data: float, tuned: bool = True) -> int:
+def best_batch_size(job: Job, costs: RunCosts, epochs: Mapping[int, Epochs], *, data: float, tuned: bool = True) -> int:
     """Return the batch size whose runs are expected to cost least, of those that reached the target in this era."""
 
     def cost(batch_size: int) -> float:

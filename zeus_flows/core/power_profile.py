@@ -95,12 +95,12 @@ class Part:
         return Part(self.count + other.count, self.energy_j + other.energy_j, self.time_s + other.time_s)
 
     def times(self, factor: float) -> Part:
-        """Return so many times this."""
+        """Return this part multiplied by a number."""
         return Part(self.count * factor, self.energy_j * factor, self.time_s * factor)
 
     @property
     def each(self) -> Part:
-        """One of them, on average; nothing where there was none."""
+        """The average of one; zero where there was none."""
         return self.times(1 / self.count) if self.count else NO_PART
 
 

@@ -41,7 +41,7 @@ Explanation = tuple[str, tuple[ArmBelief, ...]]  # a reason's text and arms
 
 
 class _Told:
-    """Room for what tells a reason's text and arms."""
+    """Holds the function that makes a reason's text and arms."""
 
     __slots__ = ("_tell",)
 
@@ -62,7 +62,7 @@ class Reason(_Told):
 
     @classmethod
     def later(cls, kind: str, tell: Callable[[], Explanation], numbers: Mapping[str, float] | None = None) -> Reason:
-        """Return a reason whose text and arms are made when first looked at: in a replay, nobody looks at most.
+        """Return a reason whose text and arms are made on first access. Most reasons of a replay are never read.
 
         Args:
             kind: As ever.

@@ -261,7 +261,7 @@ def unobserved(
     detail: str,
     energy_complete: bool = True,
 ) -> Observation:
-    """Return the observation of an attempt of which nothing was seen: it never began, or nobody is left to tell."""
+    """Return the observation of an attempt that was not observed: it never began, or its process died."""
     return Observation(
         recurrence=decision.recurrence,
         attempt=decision.attempt,

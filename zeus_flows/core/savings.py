@@ -42,8 +42,8 @@ __all__ = [
     "Account",
     "Amount",
     "Apart",
+    "Baseline",
     "Compared",
-    "Default",
     "Line",
     "Savings",
     "Tally",
@@ -89,7 +89,7 @@ class Compared:
 
     @property
     def spent(self) -> Amount:
-        """What ran took."""
+        """What the recurrences took."""
         return self.baseline - self.total.amount
 
     def line(self, name: str) -> Line | None:
@@ -99,7 +99,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """So many, and what they took."""
+    """A number of recurrences or attempts, and what they took."""
 
     count: int = 0
     took: Amount = NO_AMOUNT
@@ -125,7 +125,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class Default:
+class Baseline:
     """What savings are measured against, on the newest GPU, and what is best there.
 
     Attributes:
@@ -166,7 +166,7 @@ class Savings:
     mode: Mode
     energy_source: EnergySource
     in_seconds: bool
-    default: Default
+    default: Baseline
     so_far: Compared | None
     from_now_on: Compared | None
     apart: Apart
@@ -225,7 +225,7 @@ def killed(account: Account) -> Account:
 
 
 def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known) -> Savings:
-    """Return what may be said of what was saved, by what is known now."""
+    """Return the savings as far as they are known now."""
     account, era = given_up(account), account.era.add(account.newest)
     now = settle(job, account, era, profiles=profiles, overheads=overheads)
     known = account.closed + now
@@ -239,7 +239,7 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
         mode=job.mode,
         energy_source=account.energy_source,
         in_seconds=job.in_seconds,
-        default=Default(
+        default=Baseline(
             job.default_batch_size,
             limit_w=costs.before_w if limits else None,
             runs=known.default_runs,

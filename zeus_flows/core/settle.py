@@ -24,7 +24,7 @@ import numpy as np
 
 from zeus_flows.core.account import NOTHING, Account, Amount, Era, Ran, Settled, Took, tunes_batch_size
 from zeus_flows.core.early_stop import Floats
-from zeus_flows.core.expected import Costs, Epochs, Known, Profiles, Work, best_batch_size, costs_on, epochs_of
+from zeus_flows.core.expected import Epochs, Known, Profiles, RunCosts, RunTotals, best_batch_size, costs_on, epochs_of
 from zeus_flows.core.job import Job, Mode
 
 POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK, TOTAL = "power limit", "batch size", "learning", "luck", "total"
@@ -53,7 +53,7 @@ def _squares(era: Era) -> tuple[float, float]:
 
 
 def settle(job: Job, account: Account, era: Era, *, profiles: Profiles, overheads: Known) -> Settled:
-    """Return what an era comes to, by what is known now."""
+    """Return the comparison of one era with the default, as far as it is known now."""
     squares, free = _squares(era)
     epochs = epochs_of(era)
     if job.default_batch_size not in epochs:
@@ -116,7 +116,7 @@ class _Books:
         self.baseline, self.spent = np.zeros(4), np.zeros(4)
         self.recurrences = self.unchanged = 0
 
-    def add(self, costs: Costs, attempts: Took) -> None:
+    def add(self, costs: RunCosts, attempts: Took) -> None:
         """Add the recurrences on one GPU, with their attempts that were stopped or did not fit."""
         best = self._best(costs)
         self._sums[LEARNING] -= costs.took(attempts)
@@ -124,7 +124,7 @@ class _Books:
         for ran in costs.ran:
             self._add(costs, ran, best)
 
-    def forecast(self, costs: Costs, run: Ran, *, default_w: float | None) -> None:
+    def forecast(self, costs: RunCosts, run: Ran, *, default_w: float | None) -> None:
         """Add one run that is only expected; b0's best limit goes with it."""
         b0 = self._job.default_batch_size
         before = self._expect(costs, run, b0, None, {POWER_LIMIT: 1, TOTAL: 1})
@@ -135,7 +135,7 @@ class _Books:
         self.baseline, self.spent, self.recurrences = before, cheapest, 1
 
     def settled(self, era: Era) -> Settled:
-        """Return what it all comes to."""
+        """Return the era's lines, their total and their doubt."""
         total = self.baseline - self.spent
         lines = {**self._sums, LUCK: total - sum(self._sums.values()), TOTAL: total}
         variances = {
@@ -156,17 +156,17 @@ class _Books:
     def _variance(self, error: _Error) -> float:
         return PROFILED_TO**2 if error.of != "epochs" else self._scatter / self._epochs[error.batch_size].runs
 
-    def _best(self, costs: Costs) -> int:
+    def _best(self, costs: RunCosts) -> int:
         runs = sum(r.runs for r in costs.ran)
         data = sum(r.data for r in costs.ran) / runs
         tuned = any(r.changed and r.limit_w is not None for r in costs.ran)
         return best_batch_size(self._job, costs, self._epochs, data=data, tuned=tuned)
 
-    def _add(self, costs: Costs, ran: Ran, best: int) -> None:
+    def _add(self, costs: RunCosts, ran: Ran, best: int) -> None:
         b0, b, actual = self._job.default_batch_size, ran.batch_size, costs.took(ran)
         self.recurrences += ran.runs
         self.spent += actual
-        own = costs.takes(b, ran.limit_w, Work.of(ran))
+        own = costs.takes(b, ran.limit_w, RunTotals.of(ran))
         assert own is not None
         profiling = self._profiling(costs, ran, actual, own)
         self._sums[LEARNING] -= profiling
@@ -184,7 +184,7 @@ class _Books:
         self._sums[BATCH_SIZE] += at_best - cheapest
         self._sums[LEARNING] += cheapest - expected
         if b == b0:
-            default = costs.takes(b0, None, Work.of(ran))
+            default = costs.takes(b0, None, RunTotals.of(ran))
             assert default is not None
             self.baseline += actual - profiling + default - own
             self._lean_on_profile(TOTAL, costs, ran.gpu, b0, None, default)
@@ -194,7 +194,7 @@ class _Books:
             self._lean_on_profile(TOTAL, costs, ran.gpu, b0, None, before)
         self._doubt_single_runs(costs, ran)
 
-    def _profiling(self, costs: Costs, ran: Ran, actual: Floats, own: Floats) -> Floats:
+    def _profiling(self, costs: RunCosts, ran: Ran, actual: Floats, own: Floats) -> Floats:
         """Return what profiling took more than training would have, and note how far off that may be.
 
         It is what runs took above what is expected of them: not less than nothing, nor more than all that was spent
@@ -212,7 +212,7 @@ class _Books:
         return np.minimum(np.maximum(actual - own, 0.0), most)
 
     def _expect(
-        self, costs: Costs, ran: Ran, batch_size: int, limit_w: float | None, lines: Mapping[str, int]
+        self, costs: RunCosts, ran: Ran, batch_size: int, limit_w: float | None, lines: Mapping[str, int]
     ) -> Floats:
         """Return what as many runs of a batch size are expected to take, and note which lines lean on that."""
         work = self._epochs[batch_size].work(ran.runs, ran.data)
@@ -223,7 +223,7 @@ class _Books:
             self._lean_on_profile(name, costs, ran.gpu, batch_size, limit_w, sign * expected)
         return expected
 
-    def _doubt_single_runs(self, costs: Costs, ran: Ran) -> None:
+    def _doubt_single_runs(self, costs: RunCosts, ran: Ran) -> None:
         """Add what cannot be known of single runs: the default's epochs, had it run in their place.
 
         Luck is shared as far as it can be: the default would have trained on the same data. What is left is that the
@@ -241,7 +241,7 @@ class _Books:
         self._lean(TOTAL, _Error(b0), n * default)
 
     def _lean_on_profile(
-        self, name: str, costs: Costs, gpu: str, batch_size: int, limit_w: float | None, amount: Floats
+        self, name: str, costs: RunCosts, gpu: str, batch_size: int, limit_w: float | None, amount: Floats
     ) -> None:
         """Note that a line holds an amount by profile; scaled to runs at some limits, errors there go the other way."""
         at_w = costs.limit(batch_size, limit_w)

@@ -1,5 +1,5 @@
 """Devices behind one Protocol, the energy meter and the power guard.
 
-`open.open_gpus` is the way in: it returns `group.Gpus`, which a training session measures and controls. Nothing is
+`open_gpus.open_gpus` is the way in: it returns `group.Gpus`, which a training session measures and controls. Nothing is
 imported here, so that the command line answers at once.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ZeusdAddress:
-    """At `host:port` where that is stated, else at the socket."""
+    """Where the Zeus daemon listens: at `host:port` if that is stated, else at the socket."""
 
     socket_path: Path = Path("/run/zeusd/zeusd.sock")
     host_port: str | None = None
@@ -18,7 +18,7 @@ class ZeusdAddress:
         return self.host_port or str(self.socket_path)
 
     def likely(self) -> bool:
-        """Return whether there is reason to think that a daemon is there."""
+        """Return whether a daemon probably listens there."""
         try:
             return self.host_port is not None or self.socket_path.is_socket()
         except PermissionError:

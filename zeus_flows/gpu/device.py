@@ -25,7 +25,7 @@ class Device(Protocol):
 
     @property
     def uuid(self) -> str:
-        """What names this very GPU across processes and reboots."""
+        """Identifies the GPU across processes and reboots."""
 
     @property
     def model(self) -> str:

@@ -24,7 +24,7 @@ class Work(Protocol):
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Size of the training set; None while nobody has told."""
+        """Size of the training set; None while it is not known."""
 
     @samples_per_epoch.setter
     def samples_per_epoch(self, samples: int) -> None: ...
@@ -170,7 +170,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         return span if self.alone else span._replace(complete=False)
 
     def known_since(self, mark: Mark) -> Span:
-        """Return what is known of the time since a mark without asking a GPU, for use after one failed.
+        """Return the span since a mark from earlier readings. It asks no GPU, so it works after one has failed.
 
         It never raises; where energy is measured, the span is not complete.
         """
@@ -187,7 +187,7 @@ class Gpus(AbstractContextManager["Gpus"]):
 
     @property
     def simulated(self) -> bool:
-        """Whether time passes on them only where the training says so."""
+        """Whether the GPUs are simulated: time passes only when the training makes a step."""
         return self._work is not None
 
     @property

@@ -70,7 +70,7 @@ class PowerGuard:
         self._handlers: dict[int, Any] = {}
 
     def probe(self) -> str:
-        """Return what `acquire` would, without keeping the GPUs or putting anything back."""
+        """Return what `acquire` would return. The GPUs are not kept, and nothing is put back."""
         why_not = self.acquire(put_back=False)
         self.release()
         return why_not
@@ -243,7 +243,7 @@ def _acquire(lock: GpuLock) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What became of one journal entry.
+    """What was done with one journal entry.
 
     Attributes:
         uuid: The GPU.
@@ -257,7 +257,7 @@ class Restored:
 
 
 def restore_power(state_dir: Path, find: Callable[[str], Device | None]) -> tuple[Restored, ...]:
-    """Put back what processes left that are no more; GPUs of running jobs are left alone.
+    """Put back the power limits that dead processes left. GPUs of running jobs are left alone.
 
     Args:
         state_dir: Whose journal to read.
@@ -290,7 +290,7 @@ def _restore_one(journal: Journal, uuid: str, find: Callable[[str], Device | Non
 
 
 def _put_back(journal: Journal, device: Device) -> Entry | None:
-    """Undo what a dead process left on a GPU whose lock is held; return its entry, None where there is none."""
+    """Put back the limit that a dead process left on a GPU. The caller holds its lock. Return the entry, or None."""
     entry = journal.read(device.uuid)
     if entry is not None:
         device.set_power_limit_w(entry.previous_w)

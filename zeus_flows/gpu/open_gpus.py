@@ -224,7 +224,7 @@ def _restore_others(state_dir: Path, nvml: Nvml, mine: Sequence[NvmlDevice]) -> 
 def _counters(
     devices: Sequence[Device], clock: Clock, sleep: Callable[[float], None]
 ) -> tuple[list[Counter], Sampler | None, str]:
-    """Return a counter per GPU, the thread that feeds them where they need one, and what they are."""
+    """Return a counter per GPU, the thread that feeds them (None where none is needed), and the kind of counter."""
     if all(_counts(device, clock, sleep) for device in devices):
         return [DeviceCounter(device) for device in devices], None, "counter"
     try:

@@ -334,7 +334,7 @@ class SimulatedWork:
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Size of the training set; None while nobody has told."""
+        """Size of the training set; None while it is not known."""
         return self._samples_per_epoch
 
     @samples_per_epoch.setter
@@ -345,7 +345,7 @@ class SimulatedWork:
             self.ran(waiting)
 
     def ran(self, samples: int) -> None:
-        """Let the GPUs spend what training on `samples` samples costs them.
+        """Charge the GPUs for training on `samples` samples.
 
         While the size of the training set is not known, nobody can tell: they spend it once it is.
         """
@@ -355,7 +355,7 @@ class SimulatedWork:
         self._work(samples / self._samples_per_epoch)
 
     def evaluated(self) -> None:
-        """Let the GPUs spend what one evaluation costs them."""
+        """Charge the GPUs for one evaluation."""
         self._work(self._evaluation_s / self._devices[0].full_seconds)
 
     def _work(self, epochs: float) -> None:

@@ -17,7 +17,7 @@ _EXPECTED = {"idle", "power cap", "clocks set by an application"}
 
 
 class Watch:
-    """A thread that notices a lost GPU within one period, though nobody reads a counter.
+    """A thread that notices a lost GPU within one period, even while no counter is read.
 
     Args:
         devices: The GPUs.

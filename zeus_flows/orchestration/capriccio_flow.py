@@ -18,9 +18,9 @@ from zeus_flows.experiments.capriccio.experiment_lease import Lease, leased
 from zeus_flows.experiments.capriccio.file import load_experiment
 from zeus_flows.experiments.capriccio.lock import alone
 from zeus_flows.experiments.capriccio.report import Report, Science
-from zeus_flows.experiments.capriccio.results import Outcome
+from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
-from zeus_flows.orchestration.capriccio_view import Silent, View
+from zeus_flows.orchestration.capriccio_view import ExperimentView, Silent
 from zeus_flows.orchestration.prefect_runs import page_of
 from zeus_flows.reporting.links import run_url
 from zeus_flows.settings import Settings, read_settings
@@ -54,7 +54,9 @@ def capriccio(
     return run(experiment_file, data, tracking_uri, out, Silent())
 
 
-def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: str | None, view: View) -> Summary:
+def run(
+    experiment_file: str, data: str | None, tracking_uri: str | None, out: str | None, view: ExperimentView
+) -> Summary:
     """Run the experiment inside a flow run, shown by `view`.
 
     Raises:
@@ -79,7 +81,7 @@ def run(experiment_file: str, data: str | None, tracking_uri: str | None, out: s
             return _run(experiment, lease, settings, folder, view)
 
 
-def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path, view: View) -> Summary:
+def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path, view: ExperimentView) -> Summary:
     file = experiment.file
     if file.simulated and file.science.replays:
         _train(experiment, view.training("every batch size on every slice"))
@@ -107,7 +109,7 @@ def _train(experiment: Experiment, progress: Callable[[int, int], None]) -> None
 
 
 @task(name="slice", cache_policy=NO_CACHE)
-def _slice(experiment: Experiment, part: Slice, context: dict[str, str]) -> dict[str, Outcome]:
+def _slice(experiment: Experiment, part: Slice, context: dict[str, str]) -> dict[str, SliceOutcome]:
     return experiment.run_slice(part, context)
 
 

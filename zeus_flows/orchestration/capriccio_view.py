@@ -9,13 +9,13 @@ from typing import Protocol
 from rich.console import Console
 
 from zeus_flows.experiments.capriccio.contenders import Experiment
-from zeus_flows.experiments.capriccio.results import Outcome
+from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
 from zeus_flows.reporting.console import progress_bar
 from zeus_flows.reporting.text import joules
 
 
-class View(Protocol):
+class ExperimentView(Protocol):
     """Is told how an experiment goes."""
 
     def reading(self, share: float) -> None:
@@ -27,7 +27,7 @@ class View(Protocol):
     def training(self, what: str) -> Callable[[int, int], None]:
         """Return what to tell how many training runs are there, and of how many."""
 
-    def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
+    def slice(self, part: Slice, outcomes: dict[str, SliceOutcome]) -> None:
         """A slice has ended."""
 
     def say(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Silent:
         """Return a function that shows nothing."""
         return lambda _done, _all: None
 
-    def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
+    def slice(self, part: Slice, outcomes: dict[str, SliceOutcome]) -> None:
         """Show nothing."""
 
     def say(self, text: str) -> None:
@@ -102,7 +102,7 @@ class ConsoleView:
 
         return progress
 
-    def slice(self, part: Slice, outcomes: dict[str, Outcome]) -> None:
+    def slice(self, part: Slice, outcomes: dict[str, SliceOutcome]) -> None:
         """Show a slice's batch sizes and costs."""
         cells = "  ".join(f"{name} {_outcome(outcomes.get(name))}" for name in self._contenders)
         self._console.print(f"{part.number:>4} {part.day}  {cells}", highlight=False, soft_wrap=True)
@@ -113,7 +113,7 @@ class ConsoleView:
         self._progress.update(self._task, description=text, completed=0, total=None)
 
 
-def _outcome(outcome: Outcome | None) -> str:
+def _outcome(outcome: SliceOutcome | None) -> str:
     """Return what a contender made of a slice; None where its gate skipped it."""
     if outcome is None:
         return "skipped"

@@ -90,7 +90,7 @@ class Recurrence:
 
     @property
     def converged(self) -> bool:
-        """Whether its last attempt reached the target, or the model there is still does."""
+        """Whether its last attempt reached the target, or it was skipped because the newest model still does."""
         return self.skipped or self.attempts[-1][1].converged
 
     @property
@@ -120,7 +120,7 @@ class Steps(Protocol):
         """Take the next recurrence number."""
 
     def gate(self, recurrence: int) -> GateCheck | None:
-        """Ask the drift gate whether anything needs to be trained; None where there is none to ask."""
+        """Ask the drift gate whether training is needed; None where the job has no gate."""
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Choose a batch size and write the decision."""

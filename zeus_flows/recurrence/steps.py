@@ -24,14 +24,14 @@ from zeus_flows.recurrence.loop import Attempt, Trainer
 log = logging.getLogger(__name__)
 
 
-class Gate(Protocol):
-    """What asks whether the newest model still does; `zeus_flows.training.gate` has the one that runs a function."""
+class DriftGate(Protocol):
+    """Asks whether the newest model still meets the target; `zeus_flows.training.gate.Gate` runs a function for it."""
 
     def check(self, question: Question, mode: Mode) -> GateCheck:
         """Evaluate the newest model."""
 
     def broken(self, question: Question, error: BaseException) -> GateCheck:
-        """Return what is written of an evaluation that an exception ended."""
+        """Return the record of an evaluation that an exception ended."""
 
 
 class LocalSteps:
@@ -52,7 +52,7 @@ class LocalSteps:
         ledger: Ledger,
         trainer: Trainer,
         context: Mapping[str, str] | None = None,
-        gate: Gate | None = None,
+        gate: DriftGate | None = None,
         learning_rate: Callable[[int], float] | None = None,
     ) -> None:
         self._learning_rate = learning_rate

@@ -24,7 +24,7 @@ _WIDE = 120
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return a bar that says what is done, how much of it, and for how long; gone when it ends."""
+    """Return a bar with the current task, its progress and its duration. It disappears at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
 

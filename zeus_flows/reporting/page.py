@@ -29,7 +29,7 @@ code{background:#f1f0ec;padding:.1em .3em;border-radius:3px}
 
 
 @dataclass(slots=True)
-class Page:
+class ReportPage:
     """Collects a page part by part; text may use `code` and **bold**."""
 
     title: str

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from zeus_flows.core.job import Mode
 from zeus_flows.core.records import EnergySource
-from zeus_flows.core.savings import LEARNING, Amount, Compared, Default, Line, Savings, Tally
+from zeus_flows.core.savings import LEARNING, Amount, Baseline, Compared, Line, Savings, Tally
 from zeus_flows.reporting.text import joules, seconds
 
 _JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
@@ -139,21 +139,21 @@ def _title(saved: Savings) -> str:
             return f"Saved against the default ({_short(saved.default)}){mark}"
 
 
-def _short(default: Default) -> str:
+def _short(default: Baseline) -> str:
     return f"batch size {default.batch_size}" + (f" at {default.limit_w:g} W" if default.limit_w is not None else "")
 
 
-def _name(default: Default) -> str:
+def _name(default: Baseline) -> str:
     at = "" if default.limit_w is None else f"{default.limit_w:g} W, "
     return f"batch size {default.batch_size} at {at}the limit that was set before"
 
 
-def _best(default: Default) -> str:
+def _best(default: Baseline) -> str:
     limit = "" if default.best_limit_w is None else f" at {default.best_limit_w:g} W"
     return f"batch size {default.best_batch_size}{limit}"
 
 
-def _source(default: Default) -> str:
+def _source(default: Baseline) -> str:
     others = default.runs - default.controls
     if not default.controls:
         return f"What it would have taken is estimated from {count(others, 'run')} of that batch size."

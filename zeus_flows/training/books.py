@@ -24,7 +24,7 @@ MOST_POINTS = 16
 
 
 class For(Enum):
-    """What time was for."""
+    """The purpose that time and energy are booked for."""
 
     ONCE = auto()
     STEPS = auto()
@@ -65,7 +65,7 @@ class Books:
         self.samples = 0
 
     def go_on_after(self, before: Progress) -> None:
-        """Add to what an earlier try of the attempt had booked."""
+        """Start from the books of an earlier try of the attempt."""
         self._before = before
 
     def close(self, what: For, count: int = 0) -> None:
@@ -104,7 +104,7 @@ class Books:
             self._host_start_j = self._read_host() if self._read_host else 0.0
 
     def stepped_first(self, samples: int) -> None:
-        """Book the first step apart: what it takes more than others is compilation, and happens once."""
+        """Book the first step apart. Its excess over other steps is compilation, which happens once."""
         mark = self._mark()
         span = self._gpus.between(self._last, mark)
         self._last, self._first = mark, (span, samples, self._limit_w())
@@ -115,7 +115,7 @@ class Books:
         return self.upto(self._gpus.between(self._start, self._mark()), epoch, metric, profiling, profile)
 
     def known(self) -> Span:
-        """Return what is known since the start after a GPU failed; asks it once more and never raises."""
+        """Return the span since the start, after a GPU failed. The GPU is asked once more; nothing is raised."""
         try:
             return self._gpus.since(self._start)
         except Exception:  # a lost GPU, or CUDA that answers nothing any more
@@ -177,7 +177,7 @@ class Books:
         return Part(0, max(span.energy_j - usual_j, 0.0), span.time_s - usual_s)
 
     def _mark(self) -> Mark:
-        """Return now; the last boundary where that is as good as now."""
+        """Return a mark of now. The last boundary serves where hardly any time has passed since."""
         return self._last if self._gpus.now_s() - self._last.time_s < TINY_S else self._gpus.mark()
 
     def _add(self, what: For, part: Part) -> None:

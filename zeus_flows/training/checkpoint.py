@@ -16,7 +16,7 @@ from zeus_flows.errors import TrainingError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an attempt was: what the epochs up to a moment took.
+    """How far an attempt has come, and what its epochs took so far.
 
     Attributes:
         epoch: Epochs trained.
@@ -68,7 +68,7 @@ class Checkpoints:
         self.profile: PowerProfile | None = None
 
     def save(self, state: Mapping[str, Any], progress: Progress, reached: Progress | None) -> None:
-        """Keep a state with the books that belong to it; until that is done, the one before stands.
+        """Save a state together with its books. Until both are written, the previous checkpoint stays valid.
 
         Raises:
             TrainingError: the state holds more than tensors, numbers, strings and containers of them.
@@ -118,7 +118,7 @@ class Checkpoints:
 
 
 def _sweep(root: Path) -> None:
-    """Remove checkpoints whose process is no more: its lock is free."""
+    """Remove the checkpoints of dead processes: their locks are free."""
     for lock in root.glob("*/lock"):
         with lock.open() as file:
             try:

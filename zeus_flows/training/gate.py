@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """A gate: how to evaluate the newest model, and what its scores are held against.
+    """A drift gate that calls a function: it evaluates the newest model and compares its score with the target.
 
     Args:
         evaluate: Returns the metric on the new slice, or several by name; None where there is nothing to evaluate.
@@ -42,7 +42,7 @@ class Gate:
         self._evaluate, self._target, self._max_age, self._measure = evaluate, target, max_age, measure
 
     def check(self, question: Question, mode: Mode) -> GateCheck:
-        """Evaluate the newest model. An evaluation that breaks is told, and skips nothing."""
+        """Evaluate the newest model. An evaluation that fails is reported, and the recurrence is not skipped."""
         metric, whose = self._target.metric, _whose(question)
         began = time.monotonic()
         try:
@@ -66,7 +66,7 @@ class Gate:
         return GateCheck(question, metric, value, passes, skips, text, scores, time_s, energy_j)
 
     def broken(self, question: Question, error: BaseException, *, time_s: float = 0.0) -> GateCheck:
-        """Return what is written of an evaluation that an exception ended."""
+        """Return the record of an evaluation that an exception ended."""
         text = f"{_whose(question)} could not be evaluated ({what_happened(error)}), so it decides nothing"
         return GateCheck(question, self._target.metric, None, False, False, text, time_s=time_s)
 

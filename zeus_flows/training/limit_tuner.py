@@ -101,7 +101,7 @@ class LimitTuner:
         )
 
     def begin(self) -> None:
-        """Apply what is known: training begins."""
+        """Apply the best known limit when training begins."""
         if not self._profiler.active:
             self._settle()
 
@@ -116,26 +116,26 @@ class LimitTuner:
         self.measuring = measuring
 
     def pause(self) -> None:
-        """Keep what was measured of the limit under way: steps end, or an evaluation begins."""
+        """Keep the unfinished measurement while no steps run: they have ended, or an evaluation begins."""
         measuring, self.measuring = self.measuring, None
         if measuring is not None and measuring.end():
             self._conclude(measuring)
 
     def measured(self) -> None:
-        """Draw the conclusion of what was measured, and go on with what is next."""
+        """Use the finished measurement, and begin the next one."""
         measuring, self.measuring = self.measuring, None
         if measuring is not None:
             self._conclude(measuring)
         self.resume()
 
     def drop(self) -> None:
-        """Forget the span under way: what happened in it was no ordinary step."""
+        """Discard the current span: something other than ordinary steps happened in it."""
         measuring, self.measuring = self.measuring, None
         if measuring is not None:
             measuring.drop()
 
     def reconsider(self, overheads: Overheads) -> None:
-        """Choose again with what whole epochs have shown: an epoch has ended."""
+        """Choose the limit again after an epoch, with the measured cost of whole epochs."""
         self.overheads = overheads
         profile = self._profiler.profile
         if self.settled_w is None or profile is None or not profile.complete or not self._chooses:
@@ -233,7 +233,7 @@ class LimitTuner:
         return next((m for m in profile.measurements if m.power_limit_w == limit_w), None) if profile else None
 
     def _is_off(self, measured: LimitMeasurement) -> bool:
-        """Whether a limit does not do as the stored profile says; says so in the log."""
+        """Return whether a measurement contradicts the stored profile. If so, the log says it."""
         said = self._said_of(measured.power_limit_w)
         if said is None:
             return False

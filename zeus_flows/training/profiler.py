@@ -123,7 +123,7 @@ class PowerProfiler:
         return PowerProfile(self._batch_size, self._gpus.gpu, measurements, complete, self._made_with, stale)
 
     def distrust(self, measured: LimitMeasurement) -> None:
-        """Measure everything again: a limit did not do as the profile said.
+        """Measure every limit again: one of them contradicted the profile.
 
         Until then the other limits are taken to be off by as much, so that comparisons stay fair.
         """
@@ -163,7 +163,7 @@ class PowerProfiler:
         self._mark, self._pending = None, 0
 
     def end(self) -> bool:
-        """Keep what was measured of the limit under way: the epoch's steps ended. Return as `ran` does."""
+        """Keep the unfinished measurement when the steps of an epoch end. Return the same as `ran`."""
         if self._mark is not None and self._pending:
             self._close()
         self._mark = None
@@ -181,7 +181,7 @@ class PowerProfiler:
         return span_s if self._slice.settled else min(self._warmup_s, OF_A_SPAN * span_s)
 
     def _move_on(self) -> None:
-        """Take the next limit that is worth measuring, and what was measured of it before; last, an odd one again."""
+        """Go to the next limit worth measuring, with its earlier measurements. At the end, measure an odd one again."""
         next_w = next((limit for limit in self._wanted if self._wants(limit)), None)
         self._give_up_stale(above_w=next_w)
         odd_w = self._odd() if next_w is None else None
@@ -206,13 +206,13 @@ class PowerProfiler:
         return worth_measuring(limit_w, self._fresh, cost_of=self._cost_of, max_slowdown=slowdown)
 
     def _give_up_stale(self, *, above_w: float | None) -> None:
-        """Forget what is stale above the next limit to measure, all of it where there is none: it cannot win."""
+        """Forget stale measurements above the next limit to measure (all of them, without one): they cannot win."""
         for limit in [w for w in self._stale if above_w is None or w > above_w]:
             self._stale.remove(limit)
             del self._found[limit]
 
     def _odd(self) -> float | None:
-        """Return the limit to measure once more; None: there is none, or one was already.
+        """Return the limit to measure once more; None where none is odd, or one was measured again already.
 
         Only this attempt's readings are taken again: one that stays odd would be taken in every recurrence else.
         """

@@ -206,7 +206,7 @@ class Session:
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Measure a block as an evaluation of the model; it may lie within the steps, every n of them say."""
+        """Measure a block as an evaluation of the model. It may be inside the steps, for example after every 500."""
         loop = self._loop
         if not self.training or loop.evaluating:
             yield
@@ -249,7 +249,7 @@ class Session:
                 self._reached = self._progress()
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Keep what the next try needs to go on after this epoch, should this one break: call it at an epoch's end.
+        """Save a checkpoint at the end of an epoch. If this try fails, the next one continues from there.
 
         Args:
             state: Tensors, numbers, strings, and dicts and lists of them, such as `model.state_dict()`.
@@ -266,7 +266,7 @@ class Session:
         self._checkpoints.save(state, saved, self._reached)
 
     def load(self) -> dict[str, Any] | None:
-        """Return what an earlier try of this attempt saved last, on the CPU, and go on after it; None at first."""
+        """Return the last checkpoint of an earlier try, on the CPU, and continue after it. None in the first try."""
         if self._loop.begun:
             raise TrainingError("session.load() belongs before `for epoch in session.epochs()`")
         if self._checkpoints is None or (state := self._checkpoints.load()) is None:
@@ -374,7 +374,7 @@ class Session:
             tuner.measured()
 
     def _stepped_first(self, samples: int) -> None:
-        """Keep the first step, with whatever is compiled in it, apart from the rest, and out of profiles."""
+        """Book the first step apart and keep it out of profiles: it may include compilation."""
         self._loop.stepped = True
         self._tuner.drop()
         self._books.stepped_first(samples)
@@ -601,7 +601,7 @@ class _Loop:
 
 
 def _batch_size(loader: Any, batch: Any) -> int:
-    """Return how many samples a batch of a loader has; 0 where neither tells.
+    """Return the number of samples in a batch; 0 where neither the batch nor the loader shows it.
 
     Gradient accumulation goes through smaller batches than the job's; so the batch counts, not the job.
     """

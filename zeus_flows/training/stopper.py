@@ -10,7 +10,7 @@ from zeus_flows.core.text import cost_text
 
 
 class Stopper:
-    """Turns a decision's cut into a number of epochs, anew before each epoch.
+    """Turns a decision's cut into a number of epochs. It does so again before each epoch.
 
     Args:
         job: Whose objective the costs are by.

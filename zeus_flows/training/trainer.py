@@ -246,7 +246,7 @@ def code_revision(function: TrainFunction) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the GPU's memory did not suffice, by the exception or by what the train function made of it."""
+    """Return whether the GPU ran out of memory. The train function may have wrapped the exception."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -293,7 +293,7 @@ def train_traceback(error: BaseException) -> str | None:
 
 
 def _let_go_of(error: BaseException) -> None:
-    """Free what the train function's frames hold, its model above all: the next attempt needs the room."""
+    """Free the memory that the train function's frames hold, such as its model: the next attempt needs it."""
     traceback.clear_frames(error.__traceback__)
     gc.collect()
     torch = sys.modules.get("torch")

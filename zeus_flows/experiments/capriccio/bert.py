@@ -24,7 +24,7 @@ from zeus_flows.errors import ConfigError
 
 
 def require(directory: Path | None) -> Path:
-    """Return the directory of a pretrained model; what is in it is looked at when it is used.
+    """Return the directory of a pretrained model. Its contents are checked when they are used.
 
     Raises:
         ConfigError: it is no directory, or `transformers` is not installed.
@@ -183,7 +183,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keep it from reporting every load with a bar and a table: there is one for every batch size, slice and seed."""
+    """Silence the progress bar and the table of each load: every batch size, slice and seed loads once."""
     log = transformers.utils.logging
     verbosity, bar = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

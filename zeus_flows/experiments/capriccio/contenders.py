@@ -1,7 +1,7 @@
 """Running an experiment: one recurrence per slice and contender, through the same loop and ledger as any job.
 
 A contender `window-10` of the experiment `capriccio` is the job `capriccio.window-10`, with MLflow experiments of its
-own. Slices and results are runs of the MLflow experiment `capriccio` (see `capriccio_tracking`).
+own. Slices and results are runs of the MLflow experiment `capriccio` (see `tracking`).
 
 Everything a recurrence does is fixed by history, slice and seeds. A run that was killed is therefore taken up where it
 stopped, by doing again what was not written: the same numbers, decisions and observations come out.
@@ -21,7 +21,7 @@ from zeus_flows.errors import StoreError
 from zeus_flows.experiments.capriccio.curves import Curves, open_curves
 from zeus_flows.experiments.capriccio.file import ExperimentFile
 from zeus_flows.experiments.capriccio.model_gate import evaluate
-from zeus_flows.experiments.capriccio.results import Outcome, outcomes
+from zeus_flows.experiments.capriccio.results import SliceOutcome, outcomes
 from zeus_flows.experiments.capriccio.slices import Slice
 from zeus_flows.experiments.capriccio.tracking import Tracking
 from zeus_flows.job_file import JobFile
@@ -190,7 +190,7 @@ class Experiment:
         """The slices, in order."""
         return self.curves.trainer.slices
 
-    def run_slice(self, part: Slice, context: Mapping[str, str] | None = None) -> dict[str, Outcome]:
+    def run_slice(self, part: Slice, context: Mapping[str, str] | None = None) -> dict[str, SliceOutcome]:
         """Run every contender's recurrence of a slice, and write the slice's run; what is written stays."""
         results = {}
         for contender in self.contenders:
@@ -202,7 +202,7 @@ class Experiment:
         self.tracking.write(part, results)
         return results
 
-    def outcomes(self) -> dict[str, dict[int, Outcome]]:
+    def outcomes(self) -> dict[str, dict[int, SliceOutcome]]:
         """Return what every contender made of every slice so far."""
         return {c.name: outcomes(c.job, c.observations(), self.curves) for c in self.contenders}
 

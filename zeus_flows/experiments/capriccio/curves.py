@@ -46,7 +46,7 @@ class Cell(NamedTuple):
     seed: int
 
 
-class Session(Protocol):
+class CurveSession(Protocol):
     """The part of a training session that is used here."""
 
     batch_size: int
@@ -202,7 +202,7 @@ def open_curves(experiment: str, data: str | None = None) -> Curves:
     return Curves(file, dataset, read_settings().cache_dir)
 
 
-def train(session: Session, *, experiment: str, data: str | None = None) -> None:
+def train(session: CurveSession, *, experiment: str, data: str | None = None) -> None:
     """Train on the slice of this recurrence: the train function of the contenders' jobs.
 
     On a simulated GPU the curve is looked up, and only the steps are counted; on a real one it trains.

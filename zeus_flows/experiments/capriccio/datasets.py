@@ -79,7 +79,7 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class FeatureColumns:
     """Numbers (NaN where missing) and categories (codes from 0, each below its entry of `sizes`)."""
 
     numbers: npt.NDArray[np.float32]
@@ -105,7 +105,7 @@ class Dataset:
     digest: str
     times: Times
     labels: npt.NDArray[np.bool_]
-    features: Texts | Columns
+    features: Texts | FeatureColumns
     order: npt.NDArray[np.int64]
     malformed: Malformed = Malformed()
 
@@ -231,14 +231,14 @@ def read_parquet(
 
 
 def read_flights() -> Dataset:
-    """Return the embedded flights of 2013 with what is known an hour before departure; see `flights_data`."""
+    """Return the embedded flights of 2013 with what is known an hour before departure; see `flights.data`."""
     year = load_year()
     minutes = year.day.astype(np.int64) * 1440 + year.numbers[:, 0].astype(np.int64)
     order = np.argsort(minutes, kind="stable")
     angle = year.numbers[:, :1] * np.float32(2.0 * np.pi / 1440.0)
     numbers = np.concatenate([year.numbers, np.sin(angle), np.cos(angle)], axis=1)
     codes = np.column_stack([year.day % 7, year.codes]).astype(np.int32)
-    features = Columns(numbers, codes, tuple(int(column.max()) + 1 for column in codes.T))
+    features = FeatureColumns(numbers, codes, tuple(int(column.max()) + 1 for column in codes.T))
     times = np.datetime64(FIRST_DAY, "s") + minutes[order].astype("timedelta64[m]")
     return _finished("flights", times, year.late[order], features, order)
 
@@ -337,7 +337,7 @@ class _Rows:
             raise ConfigError(f"{self._path}:1: has no rows")
         seconds = np.array(self._times, dtype=np.int64)
         order = np.argsort(seconds, kind="stable")
-        features: Texts | Columns
+        features: Texts | FeatureColumns
         if self._texts:
             cuts = np.array(self._cuts, dtype=np.int64) if self._keep_text else None
             features = Texts(
@@ -349,7 +349,7 @@ class _Rows:
         times = seconds[order].astype("datetime64[s]")
         return _finished(self._path.name, times, labels, features, order, malformed)
 
-    def _columns(self) -> Columns:
+    def _columns(self) -> FeatureColumns:
         n = len(self._times)
         codes = np.array(self._codes, dtype=np.int32).reshape(n, self._width[1])
         for column, known in enumerate(self._names):  # by name, not by first appearance
@@ -357,14 +357,14 @@ class _Rows:
             rank[[known[name] for name in sorted(known)]] = np.arange(len(known))
             codes[:, column] = rank[codes[:, column]]
         numbers = np.array(self._numbers, dtype=np.float32).reshape(n, self._width[0])
-        return Columns(numbers, codes, tuple(len(known) for known in self._names))
+        return FeatureColumns(numbers, codes, tuple(len(known) for known in self._names))
 
 
 def _finished(
     name: str,
     times: Times,
     labels: npt.NDArray[np.bool_],
-    features: Texts | Columns,
+    features: Texts | FeatureColumns,
     order: npt.NDArray[np.int64],
     malformed: Malformed | None = None,
 ) -> Dataset:

@@ -58,7 +58,7 @@ class Lease:
         self.number = 0
 
     def take(self, say: Callable[[str], None] = lambda _: None) -> None:
-        """Take the lease, once whoever had it is known to be gone; `say` is told when that takes a while.
+        """Take the lease, after its previous holder is known to be gone. `say` is called if that takes a while.
 
         Raises:
             ConfigError: another process has it.
@@ -87,7 +87,7 @@ class Lease:
             )
 
     def beat(self, store: Store) -> None:
-        """Say that this process is still there, by a store that nobody else uses at the same time."""
+        """Write a heartbeat. The store must not be used by another thread at the same time."""
         self._holder = self._holder.next()
         store.log(self._run_id, tags={"zf.lease": self._holder.dump()})
 
@@ -118,9 +118,9 @@ class Lease:
                 raise there
 
     def _is_me(self, holder: Holder) -> bool:
-        """Return whether a lease is one that this process could not let go of, as MLflow was away.
+        """Return whether a lease is this process's own, left because MLflow was away at its release.
 
-        A process runs an experiment once at a time (`capriccio_lock`), so that it is not in use.
+        A process runs an experiment once at a time (`lock`), so that it is not in use.
         """
         this, that = (replace(each, token="", beat=0, flow_run_id="") for each in (self._holder, holder))
         return this == that

@@ -25,20 +25,17 @@ from zeus_flows.experiments.capriccio.datasets import (
     read_sentiment140,
 )
 from zeus_flows.experiments.capriccio.models import ModelSection, Scores
-from zeus_flows.experiments.capriccio.slices import Slice, Window, cut, sizes
+from zeus_flows.experiments.capriccio.slices import Slice, SliceWindow, cut, sizes
+from zeus_flows.experiments.flights.data import require_data
 from zeus_flows.job_file import NAME_PATTERN, JobFile, parse_job
-from zeus_flows.yaml_file import Document, Kind
+from zeus_flows.yaml_file import Document, Kind, Section
 
 TRAIN_FUNCTION = "zeus_flows.experiments.capriccio.curves:train"
 NOT_THEIRS = ("name", "train", "tracking_uri", "version")  # keys that neither `job` nor a contender may have
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataSection(_Section):
-    """Where the rows come from; `capriccio_data` says what each kind is."""
+class DataSection(Section):
+    """Where the rows come from; `capriccio.datasets` says what each kind is."""
 
     kind: Literal["sentiment140", "csv", "parquet", "flights"]
     path: Path | None = None
@@ -88,8 +85,8 @@ class DataSection(_Section):
         return read_parquet(self.path, layout, most_malformed=self.malformed, keep_text=keep_text, progress=progress)
 
 
-class SlicesSection(_Section):
-    """How slices are cut (`Window`), and what of them is trained on."""
+class SlicesSection(Section):
+    """How slices are cut (`SliceWindow`), and what of them is trained on."""
 
     rows: int | None = Field(default=None, gt=0)
     fraction: float | None = Field(default=None, gt=0, le=1)
@@ -107,9 +104,9 @@ class SlicesSection(_Section):
             raise ValueError("give the window in exactly one of rows, fraction and days")
         return self
 
-    def window(self) -> Window:
+    def window(self) -> SliceWindow:
         """Return how slices are cut."""
-        return Window(self.rows, self.fraction, self.days, self.stride_days, self.start, self.empty, self.most)
+        return SliceWindow(self.rows, self.fraction, self.days, self.stride_days, self.start, self.empty, self.most)
 
 
 class Contender(BaseModel):
@@ -128,7 +125,7 @@ class Contender(BaseModel):
         return self.model_dump(exclude={"gate"})
 
 
-class ScienceSection(_Section):
+class ScienceSection(Section):
     """What is measured beside the recurrences, where the GPU is simulated.
 
     Attributes:
@@ -144,7 +141,7 @@ class ScienceSection(_Section):
     workers: int = Field(default=2, ge=1)
 
 
-class ExperimentFile(_Section):
+class ExperimentFile(Section):
     """An experiment as its user writes it."""
 
     name: str
@@ -228,6 +225,11 @@ def load_experiment(path: Path, *, data: Path | None = None) -> ExperimentFile:
     """
     read = _FILE.load(path)
     experiment = _checked(read)
+    if experiment.data.kind == "flights":
+        try:
+            require_data()
+        except ConfigError as error:
+            raise ConfigError(f"{read.at('data', 'kind')}: {error}") from None
     directory = _beside(path, experiment.model.directory)
     if experiment.model.kind == "bert":
         try:

@@ -1,7 +1,7 @@
 """One process of a machine at a time works on an experiment.
 
 The kernel lets go of the lock when its holder dies, so that a killed experiment can be taken up at once, and nothing
-needs to be asked of MLflow. Processes on other machines do not see it: for them there is a lease (`capriccio_lease`).
+needs to be asked of MLflow. Processes on other machines do not see it: for them there is a lease (`experiment_lease`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.bert import Bert, Tokenizer, require
-from zeus_flows.experiments.capriccio.datasets import Columns, Dataset, Texts
+from zeus_flows.experiments.capriccio.datasets import Dataset, FeatureColumns, Texts
 from zeus_flows.experiments.capriccio.slices import Split
 from zeus_flows.experiments.flights.training import Batches, logistic_log_loss
 
@@ -106,10 +106,10 @@ def prepare(dataset: Dataset, rows: Split, model: ModelSection) -> Prepared:
     """
     y, y_validation = (torch.from_numpy(dataset.labels[part].astype(np.float32)) for part in _parts(rows))
     features = dataset.features
-    if isinstance(features, Columns) != (model.kind == "mlp"):
-        has = "columns" if isinstance(features, Columns) else "texts"
+    if isinstance(features, FeatureColumns) != (model.kind == "mlp"):
+        has = "columns" if isinstance(features, FeatureColumns) else "texts"
         raise ConfigError(f"model.kind {model.kind} does not fit {dataset.name}, which has {has}; use mlp for columns")
-    if isinstance(features, Columns):
+    if isinstance(features, FeatureColumns):
         x, x_validation = _columns(features, *(dataset.order[part] for part in _parts(rows)))
     elif model.kind == "bag":
         x, x_validation = (_bags(features, dataset.order[part], model) for part in _parts(rows))
@@ -236,7 +236,7 @@ def _parts(rows: Split) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def _columns(
-    features: Columns, training: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]
+    features: FeatureColumns, training: npt.NDArray[np.int64], validation: npt.NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
     """Return standardised numbers (missing ones at the mean) and one-hot categories, by the training rows alone."""
     with np.errstate(invalid="ignore"):

@@ -12,7 +12,7 @@ from zeus_flows.core.drift_windows import fold_windows
 from zeus_flows.core.job import Drift
 from zeus_flows.experiments.capriccio.bert import describe
 from zeus_flows.experiments.capriccio.contenders import ContenderRun, Experiment
-from zeus_flows.experiments.capriccio.results import Outcome
+from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.science import (
     NOTICED_WITHIN,
     Detection,
@@ -21,7 +21,7 @@ from zeus_flows.experiments.capriccio.science import (
     recorded_regret,
 )
 from zeus_flows.reporting import figures
-from zeus_flows.reporting.page import Page
+from zeus_flows.reporting.page import ReportPage
 from zeus_flows.reporting.text import joules, seconds
 
 LOOKS_FOR_DRIFT = ("thompson", "lookahead")  # policies with a detector
@@ -48,14 +48,14 @@ class Report:
         values: Results, by the names MLflow shows.
     """
 
-    page: Page
+    page: ReportPage
     files: tuple[Path, ...]
     values: Mapping[str, float]
 
 
 def write_report(experiment: Experiment, science: Science | None, folder: Path) -> Report:
     """Write figures and page into a folder."""
-    page = Page(f"{experiment.file.name}: policies on {len(experiment.slices)} slices that drift")
+    page = ReportPage(f"{experiment.file.name}: policies on {len(experiment.slices)} slices that drift")
     outcomes = experiment.outcomes()
     files: list[Path] = []
     values: dict[str, float] = {}
@@ -98,9 +98,9 @@ def _no_drift(contender: ContenderRun) -> str:
 
 
 def _summary(
-    page: Page,
+    page: ReportPage,
     experiment: Experiment,
-    outcomes: Mapping[str, Mapping[int, Outcome]],
+    outcomes: Mapping[str, Mapping[int, SliceOutcome]],
     science: Science | None,
     values: dict[str, float],
 ) -> None:
@@ -170,9 +170,9 @@ def _summary(
 
 
 def _science(
-    page: Page,
+    page: ReportPage,
     experiment: Experiment,
-    outcomes: Mapping[str, Mapping[int, Outcome]],
+    outcomes: Mapping[str, Mapping[int, SliceOutcome]],
     science: Science,
     folder: Path,
     values: dict[str, float],
@@ -254,7 +254,7 @@ def _science(
     return files
 
 
-def _placebo(page: Page, science: Science, placebo: Findings, values: dict[str, float]) -> None:
+def _placebo(page: ReportPage, science: Science, placebo: Findings, values: dict[str, float]) -> None:
     page.heading("Placebo: the same rows with time shuffled")
     page.table(
         [
@@ -302,7 +302,7 @@ def _percent(share: Interval) -> str:
     return f"{100 * share.mean:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]"
 
 
-def _limits(page: Page, experiment: Experiment, science: Science | None) -> None:
+def _limits(page: ReportPage, experiment: Experiment, science: Science | None) -> None:
     slices = experiment.slices
     overlaps = [s.overlap for s in slices[1:]]
     balance = np.array([s.positive for s in slices])
@@ -349,7 +349,7 @@ def _limits(page: Page, experiment: Experiment, science: Science | None) -> None
     page.points(items)
 
 
-def _data(page: Page, experiment: Experiment, outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
+def _data(page: ReportPage, experiment: Experiment, outcomes: Mapping[str, Mapping[int, SliceOutcome]]) -> None:
     page.heading("Slices")
     name = "drift-reset" if "drift-reset" in outcomes else next(iter(outcomes))
     bad = experiment.curves.trainer.dataset.malformed

@@ -13,7 +13,7 @@ from zeus_flows.experiments.capriccio.models import Scores
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SliceOutcome:
     """A slice's recurrence: all attempts together, and the scores the last one ended with.
 
     `scores` is None where the attempt trained on a real GPU in a process that is gone.
@@ -36,7 +36,7 @@ class Outcome:
         return self.batch_sizes[-1]
 
     def measures(self) -> dict[str, float | None]:
-        """Return it as MLflow's metrics."""
+        """Return the outcome as MLflow metrics."""
         values: dict[str, float | None] = {
             "zf.cost_j": self.cost_j,
             "zf.energy_to_accuracy_j": self.energy_j,
@@ -52,7 +52,7 @@ class Outcome:
         return values
 
 
-def outcomes(job: Job, observations: tuple[Observation, ...], curves: Curves) -> dict[int, Outcome]:
+def outcomes(job: Job, observations: tuple[Observation, ...], curves: Curves) -> dict[int, SliceOutcome]:
     """Return what a contender made of each slice, by the slice's number."""
     ordered = sorted(observations, key=lambda o: o.order)
     return {
@@ -60,10 +60,10 @@ def outcomes(job: Job, observations: tuple[Observation, ...], curves: Curves) ->
     }
 
 
-def _outcome(job: Job, attempts: list[Observation], curves: Curves) -> Outcome:
+def _outcome(job: Job, attempts: list[Observation], curves: Curves) -> SliceOutcome:
     last = attempts[-1]
     seed = decision_seed(job.seed, last.recurrence, last.attempt) % 2**31  # as the session has it
-    return Outcome(
+    return SliceOutcome(
         number=last.recurrence,
         batch_sizes=tuple(o.batch_size for o in attempts),
         energy_j=sum(o.energy_j for o in attempts),

@@ -166,7 +166,7 @@ class Findings:
 
 
 def measure(curves: Curves, jobs: Mapping[str, JobFile], *, replays: int) -> Findings:
-    """Return what the curves tell; all must be there."""
+    """Compute the findings from the learning curves. All curves must exist."""
     first = next(iter(jobs.values()))
     traces = slice_traces(curves, first)
     oracle = _oracle(traces, first.core())

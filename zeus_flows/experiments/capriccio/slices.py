@@ -22,7 +22,7 @@ Empty = Literal["repeat", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SliceWindow:
     """How slices are cut: exactly one of `rows`, `fraction` (of all rows) and `days`.
 
     Attributes:
@@ -87,7 +87,7 @@ class Split:
     validation: npt.NDArray[np.int64]
 
 
-def cut(dataset: Dataset, window: Window) -> tuple[Slice, ...]:
+def cut(dataset: Dataset, window: SliceWindow) -> tuple[Slice, ...]:
     """Return the slices of a dataset.
 
     A window in rows begins with the first row of its date and has always as many; one in days has what its days
@@ -149,7 +149,7 @@ def sizes(slices: tuple[Slice, ...], *, validation: float, most_rows: int | None
     return training, held_out
 
 
-def _size(dataset: Dataset, window: Window) -> int | None:
+def _size(dataset: Dataset, window: SliceWindow) -> int | None:
     if sum(x is not None for x in (window.rows, window.fraction, window.days)) != 1:
         raise ConfigError("slices need exactly one of rows, fraction and days")
     if window.fraction is not None:

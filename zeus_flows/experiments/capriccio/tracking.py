@@ -28,7 +28,7 @@ from mlflow.entities import DatasetInput, InputTag, Metric
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.datasets import Dataset
 from zeus_flows.experiments.capriccio.file import ExperimentFile
-from zeus_flows.experiments.capriccio.results import Outcome
+from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
 from zeus_flows.ledger.mlflow.client import Store
 
@@ -67,7 +67,7 @@ class Tracking:
         """How many slices have their run."""
         return sum(run.info.status == "FINISHED" for run in self._slices.values())
 
-    def write(self, part: Slice, outcomes: Mapping[str, Outcome]) -> None:
+    def write(self, part: Slice, outcomes: Mapping[str, SliceOutcome]) -> None:
         """Write a slice's run and its points of the series, unless an earlier process has."""
         standing = self._slices.get(part.number)
         if standing is not None and standing.info.status == "FINISHED":

