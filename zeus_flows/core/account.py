@@ -375,8 +375,8 @@ def _seen(account: Account, observation: Observation) -> Account:
 def _ran(job: Job, observation: Observation) -> Ran:
     o, b = observation, observation.batch_size
     chosen = o.mode is Mode.FULL and tunes_batch_size(job)  # by the policy, even where no limit can be set
-    tried = o.profile is not None and len(o.profile.measurements) > 1
-    left_alone = o.power_limit_w is not None and o.power_limit_w == o.limit_before_w and not tried
+    one_limit = o.profile is not None and len(o.profile.measurements) == 1  # none was tried
+    left_alone = one_limit and o.power_limit_w is not None and o.power_limit_w == o.limit_before_w
     as_ever = o.control or o.mode in _UNCHANGED or left_alone or (o.power_limit_w is None and not chosen)
     evaluations = o.parts.evaluations.count if o.parts is not None else 0.0
     took = _took(o)
