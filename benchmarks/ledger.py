@@ -98,7 +98,7 @@ def record_history(uri: str, name: str, recurrences: int) -> None:
     client = MlflowClient(tracking_uri=uri)
     template = client.search_runs([ledger.experiment_id], "tags.`zf.kind` = 'attempt'")[0].info.run_id
     for number in range(pages.number_of(recurrences) + 1):
-        ledger._page(number)
+        ledger.layout.page(number)
     engine = create_engine(uri)
     tables = MetaData()
     tables.reflect(engine, only=["runs", "params", "tags", "metrics", "latest_metrics"])
@@ -120,7 +120,7 @@ def record_history(uri: str, name: str, recurrences: int) -> None:
                 batch[runs].append(run | {"run_uuid": run_id, "start_time": run["start_time"] + n})
                 changed = {"zf.observation": codec.dump_observation(done[-1]), "zf.batch_size": str(size)}
                 batch[params] += [r | {"run_uuid": run_id, "value": changed.get(r["key"], r["value"])} for r in own]
-                page = ledger._page(pages.number_of(n))
+                page = ledger.layout.page(pages.number_of(n))
                 for key, value in ((pages.claim(n), "{}"), (pages.attempt(n, 1), run_id), (pages.end(n), "ended")):
                     batch[params].append({"key": key, "value": value, "run_uuid": page})
                 for t in others:

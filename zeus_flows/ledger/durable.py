@@ -76,7 +76,6 @@ class DurableLedger:
         self._ledger = open_ledger(self._store)
         self._deliveries = Store(tracking_uri)
         self._delivering = open_ledger(self._deliveries)
-        self._ledger.waits_for_refold = False
         self._open_ledger, self._tracking_uri = open_ledger, tracking_uri
         self._refolding: threading.Thread | None = None
         self._refolded_in = 0  # which recurrence of this process
@@ -125,7 +124,7 @@ class DurableLedger:
         if not self.degraded:
             try:
                 with self._deciding():
-                    found = self._ledger.history()
+                    found = self._ledger.history(wait_for_refold=False)
                 self._refold()
                 return found
             except StoreUnavailable as error:

@@ -81,6 +81,10 @@ class Page:
         """Return a recurrence's attempts by number."""
         return {attempt: run_id for (number, attempt), run_id in self.attempts.items() if number == recurrence}
 
+    def newest_attempt(self) -> str | None:
+        """Return the run of the newest attempt; None where there is none."""
+        return self.attempts[max(self.attempts)] if self.attempts else None
+
 
 def number_of(recurrence: int) -> int:
     """Return the page of a recurrence.

@@ -53,23 +53,29 @@ def read_set_aside(tags: Mapping[str, str]) -> SetAside | None:
         return None
 
 
-def changes(
-    tags: Mapping[str, str], *, fingerprint: str, energy_source: str, words: Mapping[str, str]
-) -> tuple[Change, ...]:
+def changes(was: Mapping[str, str], now: Mapping[str, str], *, words: Mapping[str, str]) -> tuple[Change, ...]:
     """Return what is not as a window's recurrences had it: the fingerprint's parts where both say what they are.
 
+    Args:
+        was: The window's tags.
+        now: The tags of those that are compared with it.
+        words: What their fingerprint is made of.
+
     >>> was = {"zf.fingerprint": "1a2b", "zf.energy_source": "none", "zf.comparable": '{"target": "accuracy >= 0.9"}'}
-    >>> changes(was, fingerprint="3c4d", energy_source="none", words={"target": "accuracy >= 0.92"})
+    >>> now = {"zf.fingerprint": "3c4d", "zf.energy_source": "none"}
+    >>> changes(was, now, words={"target": "accuracy >= 0.92"})
     (Change(name='target', was='accuracy >= 0.9', now='accuracy >= 0.92'),)
     """
     found = list[Change]()
-    if (was := tags.get("zf.fingerprint", "")) != fingerprint:
-        theirs = read_words(tags) if words else {}
+    before, fingerprint = was.get("zf.fingerprint", ""), now["zf.fingerprint"]
+    if before != fingerprint:
+        theirs = read_words(was) if words else {}
         names = sorted(theirs.keys() | words.keys()) if theirs else []
         parts = [Change(n.replace("_", " "), theirs.get(n, "nothing"), words.get(n, "nothing")) for n in names]
-        found = [part for part in parts if part.was != part.now] or [Change("fingerprint", was[:8], fingerprint[:8])]
-    if (was := tags.get("zf.energy_source", "")) != energy_source:
-        found.append(Change("energy source", was, energy_source))
+        found = [part for part in parts if part.was != part.now] or [Change("fingerprint", before[:8], fingerprint[:8])]
+    before, source = was.get("zf.energy_source", ""), now["zf.energy_source"]
+    if before != source:
+        found.append(Change("energy source", before, source))
     return tuple(found)
 
 
