@@ -142,7 +142,7 @@ def test_closing_does_not_wait_for_the_end_of_it(uri: str, tmp_path: Path, monke
     with brief.opened(uri, tmp_path) as ledger:
         ledger.begin()
         ledger.history()
-        thread = ledger._refolding
+        thread = ledger._refolding.thread
         assert thread is not None
         assert (thread.is_alive(), thread.daemon) == (True, True)
         began = time.monotonic()
