@@ -14,7 +14,7 @@ from zeus_flows.core.policy import State, engine
 from zeus_flows.core.records import EnergySource, Gap
 from zeus_flows.ledger.janitor import sweep
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import pages
+from zeus_flows.ledger.mlflow import names, pages
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.pages import Page
@@ -149,7 +149,7 @@ def test_an_end_says_what_asking_took_and_older_ends_are_read() -> None:
         7: "skipped 1.2.3 s",
         8: pages.skipped(time_s=float("nan"), energy_j=float("inf")),
     }
-    page = Page().read({pages.end(number): how for number, how in ends.items()})
+    page = Page().read({names.end(number): how for number, how in ends.items()})
     assert page.ended == set(ends)
     assert list(page.gaps.values()) == [
         Gap(2, skipped=True),

@@ -21,7 +21,7 @@ from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import client as store
-from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.record_text import load_observation
@@ -108,7 +108,7 @@ def test_another_decision_for_an_attempt_is_refused_by_name(open_ledger: Open) -
 def test_a_number_is_found_again_by_its_token_on_whatever_page(open_ledger: Open) -> None:
     ledger = open_ledger()
     number = ledger.begin("token.1")
-    ledger.store.set_once(ledger.layout.page(0), pages.claim(pages.SIZE), "full")
+    ledger.store.set_once(ledger.layout.page(0), names.claim(pages.SIZE), "full")
     assert ledger.begin("token.12") == pages.SIZE + 1
     assert ledger.begin("token.1", asked_before=True) == number
     assert ledger.begin("token.2", asked_before=True) == pages.SIZE + 2
@@ -134,8 +134,8 @@ def test_a_lost_answer_while_the_root_is_made_does_not_cost_the_root(
 
 def test_a_run_that_was_deleted_for_good_stops_nobody(open_ledger: Open, sqlite_uri: str) -> None:
     ledger = open_ledger()
-    ledger.store.set_once(ledger.layout.page(0), pages.attempt(ledger.begin(), 1), "f" * 32)
-    ledger.store.set_once(ledger.layout.page(0), pages.attempt(1, 2), "'; drop table runs")
+    ledger.store.set_once(ledger.layout.page(0), names.attempt_run(ledger.begin(), 1), "f" * 32)
+    ledger.store.set_once(ledger.layout.page(0), names.attempt_run(1, 2), "'; drop table runs")
     ledger.close(1)
     record(ledger)
     assert [o.recurrence for o in open_ledger().observations()] == [2]
@@ -296,8 +296,8 @@ def test_a_decision_makes_no_more_calls_after_three_hundred_recurrences_than_aft
         like = ledger.layout.read_pages(0).attempts[1, 1]
         written: dict[int, dict[str, str]] = {}
         for n in range(ledger.last_recurrence() + 1, recurrence + 1):
-            names = {pages.claim(n): "x", pages.attempt(n, 1): like, pages.end(n): "ended"}
-            written.setdefault(pages.number_of(n), {}).update(names)
+            params_of = {names.claim(n): "x", names.attempt_run(n, 1): like, names.end(n): "ended"}
+            written.setdefault(pages.number_of(n), {}).update(params_of)
         for number, params in written.items():
             items = list(params.items())
             for start in range(0, len(items), 90):

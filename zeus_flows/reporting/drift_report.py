@@ -15,6 +15,9 @@ from zeus_flows.core.json import jsonable
 from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.job_file import JobFile
+from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.names import RunKind
+from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.reporting.text import cost_text
 
 if TYPE_CHECKING:
@@ -79,10 +82,11 @@ def read_drift(job_file: JobFile, tracking_uri: str) -> DriftHistory:
     experiment = store.experiment(job.name)
     if experiment is None:
         return DriftHistory(job, (), (), ())
-    found = store.client.search_runs([experiment.experiment_id], "tags.`zf.kind` = 'drift-window'", max_results=1000)
+    windows = having({names.KIND: RunKind.DRIFT_WINDOW})
+    found = store.client.search_runs([experiment.experiment_id], windows, max_results=1000)
     runs = sorted((_window_run(store.client, run) for run in found), key=lambda w: w.number)
-    newest = max(found, key=lambda run: int(run.data.params["zf.window"]), default=None)
-    source = EnergySource(newest.data.tags["zf.energy_source"]) if newest else EnergySource.MEASURED
+    newest = max(found, key=lambda run: int(run.data.params[names.WINDOW]), default=None)
+    source = EnergySource(newest.data.tags[names.ENERGY_SOURCE]) if newest else EnergySource.MEASURED
     job = job_file.core(source)
     observations = open_direct(job, tracking_uri=tracking_uri, energy_source=source).observations()
     return DriftHistory(job, tuple(runs), fold_windows(job, observations), observations)
@@ -169,17 +173,17 @@ def draw_drift(history: DriftHistory, folder: Path) -> tuple[Path, ...]:
 
 
 def _window_run(client: MlflowClient, run: Any) -> WindowRun:
-    series = client.get_metric_history(run.info.run_id, "zf.cost_j")
-    gate = {p.step: p.value for p in client.get_metric_history(run.info.run_id, "zf.gate/skipped")}
+    series = client.get_metric_history(run.info.run_id, names.COST_J)
+    gate = {p.step: p.value for p in client.get_metric_history(run.info.run_id, names.GATE_SKIPPED)}
     return WindowRun(
-        number=int(run.data.params["zf.window"]),
+        number=int(run.data.params[names.WINDOW]),
         run_id=str(run.info.run_id),
-        opened_by=str(run.data.params["zf.opened_by"]),
+        opened_by=str(run.data.params[names.OPENED_BY]),
         recurrences=tuple(sorted({int(point.step) for point in series})),
-        is_open="zf.next_window" not in run.data.params,
-        ended_by=str(run.data.tags.get("zf.ended_by", "")),
-        evidence=str(run.data.tags.get("zf.evidence", "")),
-        best_batch_size=str(run.data.tags.get("zf.best_batch_size", "")),
+        is_open=names.NEXT_WINDOW not in run.data.params,
+        ended_by=str(run.data.tags.get(names.ENDED_BY, "")),
+        evidence=str(run.data.tags.get(names.EVIDENCE, "")),
+        best_batch_size=str(run.data.tags.get(names.BEST_BATCH_SIZE, "")),
         asked=len(gate),
         skipped=tuple(sorted(int(step) for step, value in gate.items() if value)),
     )

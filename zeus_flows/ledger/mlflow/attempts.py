@@ -11,6 +11,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation
 from zeus_flows.errors import StoreError
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.layout import Layout
@@ -61,11 +62,11 @@ class Attempts:
             run = found.get(run_id)
             params = run.data.params if run is not None else {}
             try:
-                if "zf.observation" in params:
-                    self._closed[run_id] = codec.load_observation(params["zf.observation"])
-                elif run is not None and "zf.decision" in params:
-                    decision = codec.load_decision(params["zf.decision"])
-                    still_open.append(OpenAttempt(run_id, decision, run.data.tags.get("zf.lease", "")))
+                if names.OBSERVATION in params:
+                    self._closed[run_id] = codec.load_observation(params[names.OBSERVATION])
+                elif run is not None and names.DECISION in params:
+                    decision = codec.load_decision(params[names.DECISION])
+                    still_open.append(OpenAttempt(run_id, decision, run.data.tags.get(names.LEASE, "")))
                 else:
                     log.warning("run %s of %s is gone; what it observed no longer counts", run_id, self._job.name)
                     self._closed[run_id] = None

@@ -13,6 +13,7 @@ from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import ConfigError, StoreError
 from zeus_flows.job_file import Target
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 
@@ -158,7 +159,7 @@ def _record(job: Job, ledger: MlflowLedger, observation: Observation, detail: st
         seed=0,
         policy=job.policy,
     )
-    run_id = ledger.decided(decision, {"zf.imported_from": source})
+    run_id = ledger.decided(decision, {names.IMPORTED_FROM: source})
     numbered = replace(observation, recurrence=number, detail=detail)
     ledger.observed(run_id, numbered)
     ledger.ended(number, [numbered])

@@ -16,8 +16,9 @@ from mlflow.entities import Run
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
@@ -77,7 +78,7 @@ class Layout:
     @property
     def about(self) -> dict[str, str]:
         """The tags that say what this job's observations are comparable with."""
-        return {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
+        return {names.FINGERPRINT: self._job.fingerprint, names.ENERGY_SOURCE: self._energy_source.value}
 
     @property
     def mark(self) -> str:
@@ -121,9 +122,9 @@ class Layout:
         root = self._store.run(self._require_root()[1])
         self._learn_pages(root.data.params)
         run = root
-        if (hint := root.data.tags.get("zf.current_window")) and hint != root.info.run_id:
+        if (hint := root.data.tags.get(names.CURRENT_WINDOW)) and hint != root.info.run_id:
             run = self._store.run(hint)
-        while following := run.data.params.get("zf.next_window"):
+        while following := run.data.params.get(names.NEXT_WINDOW):
             run = self._store.run(following)
         self._window = read_window(run)
         return self._window
@@ -131,7 +132,7 @@ class Layout:
     def windows(self) -> tuple[str, ...]:
         """Return the run ids of all drift windows, in order."""
         found = [self._require_root()[1]]
-        while following := self._store.params(found[-1]).get("zf.next_window"):
+        while following := self._store.params(found[-1]).get(names.NEXT_WINDOW):
             found.append(following)
         return tuple(found)
 
@@ -141,8 +142,8 @@ class Layout:
 
     def newest_of_mine(self) -> CurrentWindow | None:
         """Return the newest window that is about this job's observations; None where there was none."""
-        found = self._store.newest(self.experiment_id, {"zf.kind": "drift-window"} | self.about)
-        return read_window(found) if found is not None and "zf.counts_from" in found.data.params else None
+        found = self._store.newest(self.experiment_id, {names.KIND: RunKind.DRIFT_WINDOW} | self.about)
+        return read_window(found) if found is not None and names.COUNTS_FROM in found.data.params else None
 
     def tag(self, window: CurrentWindow, tags: Mapping[str, str]) -> CurrentWindow:
         """Write tags to the current window's run; return the window with them."""
@@ -174,13 +175,13 @@ class Layout:
             number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
         )
         reached("after-create-window")
-        self._store.log(current.run_id, tags={"zf.ended_by": opened_by, "zf.evidence": fits_tag(evidence)})
-        winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
+        self._store.log(current.run_id, tags={names.ENDED_BY: opened_by, names.EVIDENCE: fits_tag(evidence)})
+        winner = self._store.set_once(current.run_id, names.NEXT_WINDOW, candidate)
         reached("after-link-window")
         if winner != candidate:
             self._store.delete(candidate)
         self._store.end(current.run_id)
-        self._store.log(self._require_root()[1], tags={"zf.current_window": winner})
+        self._store.log(self._require_root()[1], tags={names.CURRENT_WINDOW: winner})
         window = read_window(self._store.run(winner))
         self._window = window
         return window, winner == candidate
@@ -192,15 +193,15 @@ class Layout:
             self.experiment_id,
             name=f"drift window {number}{self.mark}",
             tags={
-                "zf.kind": "drift-window",
+                names.KIND: RunKind.DRIFT_WINDOW,
                 **self.about,
                 **write_words(self.comparable),
                 **(tags or {}),
             },
         )
-        params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}
+        params = {names.WINDOW: number, names.FIRST_RECURRENCE: first, names.COUNTS_FROM: counts_from}
         texts = {name: str(value) for name, value in params.items()}
-        self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
+        self._store.log(run_id, params={names.OPENED_BY: opened_by} | texts)
         return run_id
 
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
@@ -233,17 +234,17 @@ class Layout:
 
     def _learn_pages(self, params: Mapping[str, str]) -> Mapping[int, str]:
         for name, value in params.items():
-            if name.startswith("zf.page."):
-                self._pages[int(name.removeprefix("zf.page."))] = value
+            if (number := names.page_number(name)) is not None:
+                self._pages[number] = value
         return self._pages
 
     def page(self, number: int) -> str:
         """Return the run that is page `number`, making it if need be."""
         if number not in self._pages and number not in self.page_ids():
             experiment_id, root_id = self._require_root()
-            candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={"zf.kind": "page"})
+            candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={names.KIND: RunKind.PAGE})
             reached("after-create-page")
-            self._pages[number] = self._store.set_once(root_id, f"zf.page.{number}", candidate)
+            self._pages[number] = self._store.set_once(root_id, names.page(number), candidate)
             reached("after-link-page")
             if self._pages[number] != candidate:
                 self._store.delete(candidate)
@@ -277,23 +278,23 @@ class Layout:
         if root is None:
             return ()
         found = self._store.search([self.experiment_id, root[0]], "attributes.status = 'RUNNING'", most=most)
-        return [run for run in found if run.info.lifecycle_stage == "active" and "zf.kind" in run.data.tags]
+        return [run for run in found if run.info.lifecycle_stage == "active" and names.KIND in run.data.tags]
 
     def is_linked(self, run: Run) -> bool:
         """Return whether a run is part of the ledger, by what the pages, the root or the chain of windows say."""
         tags, run_id = run.data.tags, str(run.info.run_id)
-        match tags["zf.kind"]:
-            case "attempt":
-                recurrence, attempt = int(tags["zf.recurrence"]), int(tags["zf.attempt"])
+        match tags[names.KIND]:
+            case RunKind.ATTEMPT:
+                recurrence, attempt = int(tags[names.RECURRENCE]), int(tags[names.ATTEMPT])
                 known = pages.number_of(recurrence) in self.page_ids()
                 return known and self.read_page_of(recurrence).attempts.get((recurrence, attempt)) == run_id
-            case "gate":
-                recurrence = int(tags["zf.recurrence"])
+            case RunKind.GATE:
+                recurrence = int(tags[names.RECURRENCE])
                 known = pages.number_of(recurrence) in self.page_ids()
                 return known and self.read_page_of(recurrence).gates.get(recurrence) == run_id
-            case "page":
+            case RunKind.PAGE:
                 return run_id in self.page_ids().values()
-            case "drift-window":
+            case RunKind.DRIFT_WINDOW:
                 return run_id in self.windows()
         return True
 
@@ -303,9 +304,9 @@ def read_window(run: Run) -> CurrentWindow:
     params = run.data.params
     return CurrentWindow(
         run_id=str(run.info.run_id),
-        number=int(params["zf.window"]),
-        first=int(params["zf.first_recurrence"]),
-        counts_from=int(params["zf.counts_from"]),
+        number=int(params[names.WINDOW]),
+        first=int(params[names.FIRST_RECURRENCE]),
+        counts_from=int(params[names.COUNTS_FROM]),
         tags=dict(run.data.tags),
     )
 

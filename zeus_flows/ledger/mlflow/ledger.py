@@ -41,16 +41,16 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
-from zeus_flows.core.savings import series
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
-from zeus_flows.ledger.mlflow import charts, pages
+from zeus_flows.ledger.mlflow import charts, names, pages
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.history import HistoryReader
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, snapshot_of
+from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History, Ledger
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 #: The fingerprint of an observation that says its attempt died: comparable with nothing, so it never counts.
 DEAD: Final = "declared dead"
 #: What a context may hold that an attempt's run has as a param.
-_PARAMS: Final = frozenset({"zf.learning_rate"})
+_PARAMS: Final = frozenset({names.LEARNING_RATE})
 
 
 class MlflowLedger:
@@ -127,7 +127,7 @@ class MlflowLedger:
             recurrence = max(claims, default=number * pages.SIZE) + 1
             number = pages.number_of(recurrence)
             reached("before-claim")
-            lost_to = self.store.lost_to(self.layout.page(number), pages.claim(recurrence), mine)
+            lost_to = self.store.lost_to(self.layout.page(number), names.claim(recurrence), mine)
             if lost_to is None:
                 reached("after-claim")
                 return recurrence
@@ -141,10 +141,10 @@ class MlflowLedger:
         if standing is not None:
             return standing
         tags = {
-            "zf.kind": "gate",
-            "zf.recurrence": str(recurrence),
+            names.KIND: RunKind.GATE,
+            names.RECURRENCE: str(recurrence),
             **self._comparable_tags(),
-            "zf.lease": self._holder.dump(),
+            names.LEASE: self._holder.dump(),
             **_said(context),
         }
         run_id = self.store.create_run(
@@ -154,7 +154,7 @@ class MlflowLedger:
             start_ms=self._attempts.next_start_ms(),
         )
         reached("after-create-gate")
-        standing = self.store.set_once(self.layout.page_of(recurrence), pages.gate(recurrence), run_id)
+        standing = self.store.set_once(self.layout.page_of(recurrence), names.gate_run(recurrence), run_id)
         reached("after-link-gate")
         if standing != run_id:
             self.store.delete(run_id)
@@ -164,9 +164,9 @@ class MlflowLedger:
         """Write what a gate found on its run and in the series; close a recurrence that it skips."""
         number, values = check.question.recurrence, charts.of_check(check)
         tags = {
-            "zf.gate": check.verdict,
-            "zf.detail": codec.fits_tag(check.text),
-            "zf.trained_in": str(check.question.trained_in),
+            names.GATE: check.verdict,
+            names.DETAIL: codec.fits_tag(check.text),
+            names.TRAINED_IN: str(check.question.trained_in),
             "mlflow.runName": f"{number} · gate: {check.verdict}",
         }
         shown = charts.metrics({**charts.of_scores(check), **values}, step=number, at_s=at_s)
@@ -196,7 +196,7 @@ class MlflowLedger:
         """
         text = codec.dump_decision(decision)
         page = self.layout.page_of(decision.recurrence)
-        tags = self._decision_tags(decision, context) | {"zf.lease": (holder or self._holder).dump()}
+        tags = self._decision_tags(decision, context) | {names.LEASE: (holder or self._holder).dump()}
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
@@ -206,15 +206,15 @@ class MlflowLedger:
         )
         self._attempts.started(start_ms)
         reached("after-create-run")
-        params = {"zf.batch_size": str(decision.batch_size), "zf.seed": str(decision.seed), "zf.decision": text}
+        params = {names.BATCH_SIZE: str(decision.batch_size), names.SEED: str(decision.seed), names.DECISION: text}
         params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
         self.store.log(run_id, params=params)
         reached("after-log-decision")
-        standing = self.store.set_once(page, pages.attempt(decision.recurrence, decision.attempt), run_id)
+        standing = self.store.set_once(page, names.attempt_run(decision.recurrence, decision.attempt), run_id)
         reached("after-link-decision")
         if standing != run_id:
             self.store.delete(run_id)
-            if not codec.is_same_decision(self.store.params(standing).get("zf.decision", ""), text):
+            if not codec.is_same_decision(self.store.params(standing).get(names.DECISION, ""), text):
                 raise AlreadyDecided(f"{self._name(decision)} has a decision already")
             run_id = standing
         if decision.recurrence in Page().read(self.store.params(page)).ended:
@@ -240,11 +240,11 @@ class MlflowLedger:
 
     def heartbeat(self, attempt_id: str, holder: Holder) -> None:
         """Say that an attempt's holder is still there."""
-        self.store.log(attempt_id, tags={"zf.lease": holder.dump()})
+        self.store.log(attempt_id, tags={names.LEASE: holder.dump()})
 
     def recurrence_of(self, attempt_id: str) -> int:
         """Return the recurrence that an attempt belongs to."""
-        return int(self.store.run(attempt_id).data.tags["zf.recurrence"])
+        return int(self.store.run(attempt_id).data.tags[names.RECURRENCE])
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -258,12 +258,12 @@ class MlflowLedger:
         """Write an attempt's outcome; the first one stands."""
         text = codec.dump_observation(observation)
         reached("before-observation")
-        if not codec.is_same_observation(self.store.set_once(attempt_id, "zf.observation", text), text):
+        if not codec.is_same_observation(self.store.set_once(attempt_id, names.OBSERVATION, text), text):
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
         reached("after-observation")
         self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
-        tags = {"zf.outcome": observation.outcome.value, "zf.detail": codec.fits_tag(observation.detail)}
+        tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
         self.store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
         self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
@@ -282,7 +282,7 @@ class MlflowLedger:
             tags = {} if learnt is None else self._belief_tags(learnt.after)
             means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
             if learnt is not None and learnt.whole and means_something:
-                values |= series(policy.saved(self._job, learnt.after))
+                values |= charts.of_savings(policy.saved(self._job, learnt.after))
             shown = charts.metrics(values, step=recurrence, at_s=at_s)
             self.store.log(self._windows.run_of(recurrence), metrics=shown, tags=tags)
             reached("after-series")
@@ -294,7 +294,7 @@ class MlflowLedger:
 
     def close(self, recurrence: int, how: str = pages.ENDED) -> None:
         """Say that nothing will be added to a recurrence."""
-        self.store.set_once(self.layout.page_of(recurrence), pages.end(recurrence), how)
+        self.store.set_once(self.layout.page_of(recurrence), names.end(recurrence), how)
 
     def bury(self, recurrence: int) -> None:
         """Close a recurrence whose holder is dead, with what it had observed; end its gate's run, had it one."""
@@ -305,7 +305,7 @@ class MlflowLedger:
 
     def gate_lease(self, run_id: str) -> str:
         """Return the lease of the process that asks a drift gate, as it last wrote it."""
-        return str(self.store.run(run_id).data.tags.get("zf.lease", ""))
+        return str(self.store.run(run_id).data.tags.get(names.LEASE, ""))
 
     def discard(self, run_id: str) -> None:
         """Delete a run that never became part of the ledger."""
@@ -406,15 +406,15 @@ class MlflowLedger:
 
     def _decision_tags(self, decision: Decision, context: Mapping[str, str]) -> dict[str, str]:
         return {
-            "zf.kind": "attempt",
-            "zf.recurrence": str(decision.recurrence),
-            "zf.attempt": str(decision.attempt),
+            names.KIND: RunKind.ATTEMPT,
+            names.RECURRENCE: str(decision.recurrence),
+            names.ATTEMPT: str(decision.attempt),
             **self._comparable_tags(),
-            "zf.policy": decision.policy,
-            "zf.mode": self._job.mode.value,
-            "zf.reason": decision.reason.text,
-            "zf.explores": str(decision.explores).lower(),
-            "zf.degraded": str(decision.degraded).lower(),
+            names.POLICY: decision.policy,
+            names.MODE: self._job.mode.value,
+            names.REASON: decision.reason.text,
+            names.EXPLORES: str(decision.explores).lower(),
+            names.DEGRADED: str(decision.degraded).lower(),
             **{name: value for name, value in _said(context).items() if name not in _PARAMS},
         }
 
@@ -422,14 +422,14 @@ class MlflowLedger:
         """Return what is believed of every arm, and which one is thought cheapest."""
         arms = beliefs(self._job, state)
         return {
-            "zf.beliefs": codec.fits_tag(json.dumps(jsonable(arms))),
-            "zf.best_batch_size": str(best_arm(arms) or ""),
+            names.BELIEFS: codec.fits_tag(json.dumps(jsonable(arms))),
+            names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
 
     def _comparable_tags(self) -> dict[str, str]:
         return {
             **self.layout.about,
-            "zf.drift_window": self.window().run_id,
+            names.DRIFT_WINDOW: self.window().run_id,
         }
 
 

@@ -20,6 +20,7 @@ from zeus_flows.core.json import from_plain, jsonable
 from zeus_flows.core.power_profile import Knob, LimitMeasurement, Part, Parts, PowerProfile
 from zeus_flows.core.records import SCHEMA, Decision, InFlight, Observation
 from zeus_flows.errors import MeasurementError, StoreError
+from zeus_flows.ledger.mlflow import names
 
 R = TypeVar("R", Decision, Observation)
 
@@ -34,7 +35,7 @@ _UNPROFILED: Final = "; its power profile did not fit and was left out"
 
 def dump_decision(decision: Decision) -> str:
     """Return a decision as JSON that fits a param; what explains it is shortened where it must be."""
-    return _fitting("zf.decision", decision, _write_decision, (_fewer_arms, _no_numbers, _shorter_reason, _not_asked))
+    return _fitting(names.DECISION, decision, _write_decision, (_fewer_arms, _no_numbers, _shorter_reason, _not_asked))
 
 
 def load_decision(text: str) -> Decision:
@@ -49,7 +50,7 @@ def load_decision(text: str) -> Decision:
 def dump_observation(observation: Observation) -> str:
     """Return an observation as JSON that fits a param; it is shortened, and says so, where it must be."""
     shorten = (_shorter_traceback, _thinner_curve, _shorter_detail, _no_profile)
-    return _fitting("zf.observation", observation, _write_observation, shorten)
+    return _fitting(names.OBSERVATION, observation, _write_observation, shorten)
 
 
 def load_observation(text: str) -> Observation:

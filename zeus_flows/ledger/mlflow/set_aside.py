@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.protocol import SetAside
-
-_COMPARABLE = "zf.comparable"
-_SET_ASIDE = "zf.set_aside"
 
 
 class Change(NamedTuple):
@@ -24,13 +22,13 @@ class Change(NamedTuple):
 
 def write_words(words: Mapping[str, str]) -> dict[str, str]:
     """Return the tag that says what a window's recurrences share; none where nobody said."""
-    return {_COMPARABLE: fits_tag(json.dumps(words, ensure_ascii=False))} if words else {}
+    return {names.COMPARABLE: fits_tag(json.dumps(words, ensure_ascii=False))} if words else {}
 
 
 def read_words(tags: Mapping[str, str]) -> dict[str, str]:
     """Return what a window says that its recurrences share; nothing where it does not say."""
     try:
-        return shortened({str(name): str(value) for name, value in json.loads(tags[_COMPARABLE]).items()})
+        return shortened({str(name): str(value) for name, value in json.loads(tags[names.COMPARABLE]).items()})
     except (AttributeError, KeyError, ValueError):
         return {}
 
@@ -42,13 +40,13 @@ def shortened(words: Mapping[str, str]) -> dict[str, str]:
 
 def write_set_aside(found: SetAside | None) -> dict[str, str]:
     """Return the tag that says what stopped counting when a window began; none where nothing did."""
-    return {} if found is None else {_SET_ASIDE: json.dumps(jsonable(found), ensure_ascii=False)}
+    return {} if found is None else {names.SET_ASIDE: json.dumps(jsonable(found), ensure_ascii=False)}
 
 
 def read_set_aside(tags: Mapping[str, str]) -> SetAside | None:
     """Return what stopped counting when a window began; None where nothing did, or that is not why it began."""
     try:
-        return from_plain(SetAside, json.loads(tags[_SET_ASIDE]))
+        return from_plain(SetAside, json.loads(tags[names.SET_ASIDE]))
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -67,13 +65,13 @@ def changes(was: Mapping[str, str], now: Mapping[str, str], *, words: Mapping[st
     (Change(name='target', was='accuracy >= 0.9', now='accuracy >= 0.92'),)
     """
     found = list[Change]()
-    before, fingerprint = was.get("zf.fingerprint", ""), now["zf.fingerprint"]
+    before, fingerprint = was.get(names.FINGERPRINT, ""), now[names.FINGERPRINT]
     if before != fingerprint:
         theirs = read_words(was) if words else {}
-        names = sorted(theirs.keys() | words.keys()) if theirs else []
-        parts = [Change(n.replace("_", " "), theirs.get(n, "nothing"), words.get(n, "nothing")) for n in names]
+        either = sorted(theirs.keys() | words.keys()) if theirs else []
+        parts = [Change(n.replace("_", " "), theirs.get(n, "nothing"), words.get(n, "nothing")) for n in either]
         found = [part for part in parts if part.was != part.now] or [Change("fingerprint", before[:8], fingerprint[:8])]
-    before, source = was.get("zf.energy_source", ""), now["zf.energy_source"]
+    before, source = was.get(names.ENERGY_SOURCE, ""), now[names.ENERGY_SOURCE]
     if before != source:
         found.append(Change("energy source", before, source))
     return tuple(found)

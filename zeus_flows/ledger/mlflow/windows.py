@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from zeus_flows.core.job import Job
-from zeus_flows.ledger.mlflow import set_aside, snapshot
+from zeus_flows.ledger.mlflow import names, set_aside, snapshot
 from zeus_flows.ledger.mlflow.attempts import Attempts
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, snapshot_of
@@ -45,7 +45,7 @@ class Windows:
             return window.run_id
         page = self._layout.read_page_of(recurrence)
         runs = (*page.attempts_of(recurrence).values(), *filter(None, [page.gates.get(recurrence)]))
-        return str(self._store.run(runs[0]).data.tags.get("zf.drift_window", window.run_id)) if runs else window.run_id
+        return str(self._store.run(runs[0]).data.tags.get(names.DRIFT_WINDOW, window.run_id)) if runs else window.run_id
 
     def would_set_aside(self) -> str | None:
         """Return, as a sentence, what would stop counting if a recurrence ran now; None: nothing. Writes nothing."""
@@ -83,7 +83,7 @@ class Windows:
         first = max(upto + 1, current.counts_from)
         since = [run_id for (recurrence, _), run_id in page.attempts.items() if recurrence >= first]
         self._attempts.read(since)
-        theirs = (current.tags.get("zf.fingerprint"), current.tags.get("zf.energy_source"))
+        theirs = (current.tags.get(names.FINGERPRINT), current.tags.get(names.ENERGY_SOURCE))
         read = (self._attempts.observation_of(run_id) for run_id in since)
         observations += sum(o is not None and (o.fingerprint, o.energy_source.value) == theirs for o in read)
         return SetAside(observations, set_aside.why(self._changes(current))) if observations else None
