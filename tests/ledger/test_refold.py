@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
 from zeus_flows.core import policy
+from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import history as reader
@@ -203,7 +204,9 @@ def test_a_window_that_begins_meanwhile_gets_the_new_one(uri: str) -> None:
         window = other.layout.look()
         if window.number == 1:
             kept = {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}
-            other.layout.open_after(window, "drift", evidence="", first=6, counts_from=window.counts_from, tags=kept)
+            other.layout.open_after(
+                window, Cause.DRIFT, evidence="", first=6, counts_from=window.counts_from, tags=kept
+            )
         return False
 
     assert ledger.refold(a_window_begins) == 5

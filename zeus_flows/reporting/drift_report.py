@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from zeus_flows.core.drift_windows import DriftWindow, fold_windows
+from zeus_flows.core.drift_windows import Cause, DriftWindow, fold_windows
 from zeus_flows.core.job import Job
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.reasons import ArmBelief
@@ -114,7 +114,7 @@ def show_drift(console: Console, history: DriftHistory) -> None:
     if not history.windows:
         console.print("Nothing that was observed counts for this job's settings.")
         return
-    drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind == "drift"]
+    drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind is Cause.DRIFT]
     console.print(
         f"\n{len(history.observations)} observations count; "
         + (f"drift was noticed {_times(len(drifts))} in them." if drifts else "no drift was noticed in them.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zeus_flows.core.drift_windows import fold_windows
+from zeus_flows.core.drift_windows import Cause, fold_windows
 from zeus_flows.core.job import Drift
 from zeus_flows.experiments.capriccio.bert import describe
 from zeus_flows.experiments.capriccio.contenders import ContenderRun, Experiment
@@ -79,7 +79,7 @@ def write_report(experiment: Experiment, science: Science | None, folder: Path) 
         files += drawn
         page.figure(drawn[0], f"{contender.name}: energy to accuracy, time to accuracy and batch size per slice.")
         page.points(
-            [f"slice {w.last}: {w.ended_by.text}" for w in windows if w.ended_by and w.ended_by.kind == "drift"]
+            [f"slice {w.last}: {w.ended_by.text}" for w in windows if w.ended_by and w.ended_by.kind is Cause.DRIFT]
             or [_no_drift(contender)]
         )
     if science is not None:

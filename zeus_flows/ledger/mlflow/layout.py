@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from mlflow.entities import Run
 
+from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.killpoints import reached
@@ -97,7 +98,7 @@ class Layout:
         claims = Page().read(self._store.params(known[newest])).claims
         return max(claims, default=newest * pages.SIZE)
 
-    def open_window(self, opened_by: str, *, evidence: str, counts_from: int) -> CurrentWindow:
+    def open_window(self, opened_by: Cause, *, evidence: str, counts_from: int) -> CurrentWindow:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
         while True:
             window, stands = self.open_after(
@@ -109,7 +110,7 @@ class Layout:
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""
         evidence = "reset by hand: nothing that was observed before counts"
-        return self.open_window("reset", evidence=evidence, counts_from=self.last_recurrence() + 1).number
+        return self.open_window(Cause.RESET, evidence=evidence, counts_from=self.last_recurrence() + 1).number
 
     # -- drift windows -----------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Layout:
     def open_after(
         self,
         current: CurrentWindow,
-        opened_by: str,
+        opened_by: Cause,
         *,
         evidence: str,
         first: int,
@@ -175,7 +176,7 @@ class Layout:
             number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
         )
         reached("after-create-window")
-        self._store.log(current.run_id, tags={names.ENDED_BY: opened_by, names.EVIDENCE: fits_tag(evidence)})
+        self._store.log(current.run_id, tags={names.ENDED_BY: opened_by.value, names.EVIDENCE: fits_tag(evidence)})
         winner = self._store.set_once(current.run_id, names.NEXT_WINDOW, candidate)
         reached("after-link-window")
         if winner != candidate:
@@ -187,7 +188,7 @@ class Layout:
         return window, winner == candidate
 
     def _create_window(
-        self, *, number: int, opened_by: str, first: int, counts_from: int, tags: Mapping[str, str] | None = None
+        self, *, number: int, opened_by: Cause, first: int, counts_from: int, tags: Mapping[str, str] | None = None
     ) -> str:
         run_id = self._store.create_run(
             self.experiment_id,
@@ -201,7 +202,7 @@ class Layout:
         )
         params = {names.WINDOW: number, names.FIRST_RECURRENCE: first, names.COUNTS_FROM: counts_from}
         texts = {name: str(value) for name, value in params.items()}
-        self._store.log(run_id, params={names.OPENED_BY: opened_by} | texts)
+        self._store.log(run_id, params={names.OPENED_BY: opened_by.value} | texts)
         return run_id
 
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
@@ -210,7 +211,7 @@ class Layout:
             name = f"{self._job.name}.ledger"
             self._root = self._store.root(name)
             if self._root is None and make:
-                candidate = self._create_window(number=1, opened_by="first", first=1, counts_from=1)
+                candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
                 reached("after-create-root")
                 self._root = self._store.name_root(name, candidate)
                 if self._root[1] != candidate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.ledger.mlflow import names, set_aside, snapshot
 from zeus_flows.ledger.mlflow.attempts import Attempts
@@ -63,7 +64,7 @@ class Windows:
             counts_from, tags = earlier.counts_from, tags | snapshot_of(earlier)
         opened, stands = self._layout.open_after(
             current,
-            "fingerprint",
+            Cause.FINGERPRINT,
             evidence="; ".join(f"{c.name} {c.was} became {c.now}" for c in self._changes(current)),
             first=max(self._layout.last_recurrence(), 1),
             counts_from=counts_from,
