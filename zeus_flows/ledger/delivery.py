@@ -6,7 +6,6 @@ what arrives, arrives once. A delivery that is refused for good (the attempt was
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Final
 
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.json import from_plain
+from zeus_flows.core.json import from_text
 from zeus_flows.core.records import Observation
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.killpoints import reached
@@ -243,19 +242,19 @@ class Delivery:
         guessed = isinstance(attempt, ByToken)
         match Kind(item.kind):
             case Kind.GATED:
-                ledger.gated(run_id or "", from_plain(GateCheck, json.loads(item.payload)), at_s=item.wall_s)
+                ledger.gated(run_id or "", from_text(GateCheck, item.payload), at_s=item.wall_s)
             case Kind.EPOCH:
-                ledger.epoch(run_id or "", from_plain(EpochReport, json.loads(item.payload)))
+                ledger.epoch(run_id or "", from_text(EpochReport, item.payload))
             case Kind.OBSERVED:
                 ledger.observed(run_id or "", numbered(item.payload), at_s=item.wall_s)
             case Kind.ENDED:
-                end = from_plain(KeptEnd, json.loads(item.payload))
+                end = from_text(KeptEnd, item.payload)
                 recurrence = ledger.recurrence_of(run_id or "") if guessed else end.recurrence
                 ledger.ended(recurrence, [numbered(text) for text in end.observations], at_s=item.wall_s)
         return None
 
     def _deliver_decision(self, item: Item, attempt: AttemptRef | None) -> str:
-        kept = from_plain(KeptDecision, json.loads(item.payload))
+        kept = from_text(KeptDecision, item.payload)
         decision, holder = codec.load_decision(kept.decision), read_holder(kept.holder)
         if kept.guessed and isinstance(attempt, ByToken):
             number = self._ledger.begin(attempt.recurrence, holder=holder, asked_before=True)

@@ -8,7 +8,6 @@ by the next recurrence on this machine.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
-from zeus_flows.core.json import jsonable
+from zeus_flows.core.json import to_text
 from zeus_flows.core.records import Decision, Gap, Observation
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.killpoints import reached
@@ -154,7 +153,7 @@ class DurableLedger:
     def gated(self, check_id: str, check: GateCheck) -> None:
         """Keep what a gate found; wait a while for its delivery."""
         self._delivery.training = None
-        item = self._delivery.put(read_ref(check_id), Kind.GATED, json.dumps(jsonable(check)))
+        item = self._delivery.put(read_ref(check_id), Kind.GATED, to_text(check))
         reached("after-spool-gate")
         self._delivery.wait(item)
 
@@ -167,7 +166,7 @@ class DurableLedger:
         """Keep what one epoch brought; deliver it soon. Training does not end because one cannot be kept."""
         dated = replace(report, wall_s=time.time())
         try:
-            self._delivery.put(read_ref(attempt_id), Kind.EPOCH, json.dumps(jsonable(dated)))
+            self._delivery.put(read_ref(attempt_id), Kind.EPOCH, to_text(dated))
         except StoreError as error:
             log.warning("epoch %d is not recorded: %s", report.epoch, error)
         reached("after-spool-epoch")
@@ -189,7 +188,7 @@ class DurableLedger:
         if self._now.attempt is None and self._now.standing is Standing.GUESSED:
             return  # its number was a guess and nothing bears it
         end = KeptEnd(recurrence, tuple(codec.dump_observation(observation) for observation in observations))
-        item = self._delivery.put(self._now.attempt, Kind.ENDED, json.dumps(jsonable(end)))
+        item = self._delivery.put(self._now.attempt, Kind.ENDED, to_text(end))
         reached("after-spool-end")
         self._delivery.wait(item)
 
@@ -237,7 +236,7 @@ class DurableLedger:
             guessed=self._now.standing is Standing.GUESSED,
             holder=self._delivery.holder.dump(),
         )
-        self._delivery.put(attempt, Kind.DECIDED, json.dumps(jsonable(kept)))
+        self._delivery.put(attempt, Kind.DECIDED, to_text(kept))
         reached("after-spool-decision")
         return attempt
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 from mlflow.entities import Dataset as MlflowDataset
 from mlflow.entities import DatasetInput, InputTag, Metric
 
+from zeus_flows.core.json import to_text
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.datasets import Dataset
 from zeus_flows.experiments.capriccio.file import ExperimentFile
@@ -59,7 +60,7 @@ class Tracking:
         self.run_id = self._find_run()
         self._once(names.DIGEST, file.digest(dataset), "was begun with other data, slices, model or job")
         for name, contender in file.contenders.items():
-            settings = json.dumps(contender.model_dump(mode="json"), sort_keys=True)
+            settings = json.dumps(contender.model_dump(mode="json"), sort_keys=True)  # compared as text for ever
             self._once(names.contender(name), settings, f"was begun with another policy for {name}")
         store.log(self.run_id, params={names.SLICES: str(len(slices)), names.ROWS: str(len(dataset))})
         found = self._search(RunKind.SLICE)
@@ -166,8 +167,8 @@ class Tracking:
             name=name,
             digest=digest,
             source_type="local",
-            source=json.dumps({"name": self._dataset.name}),
-            profile=json.dumps(profile),
+            source=to_text({"name": self._dataset.name}),
+            profile=to_text(profile),
         )
         tag = InputTag("mlflow.data.context", "training")
         self._store.log_input(run_id, DatasetInput(dataset, [tag]))

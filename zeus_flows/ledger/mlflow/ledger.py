@@ -22,7 +22,6 @@ It does not promise that an observation is there the moment training ends: see `
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
@@ -38,7 +37,7 @@ from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
-from zeus_flows.core.json import jsonable
+from zeus_flows.core.json import to_text
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
@@ -422,7 +421,7 @@ class MlflowLedger:
         """Return what is believed of every arm, and which one is thought cheapest."""
         arms = beliefs(self._job, state)
         return {
-            names.BELIEFS: codec.fits_tag(json.dumps(jsonable(arms))),
+            names.BELIEFS: codec.fits_tag(to_text(arms)),
             names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
 

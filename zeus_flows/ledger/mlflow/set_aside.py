@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.core.json import from_text, to_text
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.protocol import SetAside
@@ -22,13 +21,13 @@ class Change(NamedTuple):
 
 def write_words(words: Mapping[str, str]) -> dict[str, str]:
     """Return the tag that says what a window's recurrences share; none where nobody said."""
-    return {names.COMPARABLE: fits_tag(json.dumps(words, ensure_ascii=False))} if words else {}
+    return {names.COMPARABLE: fits_tag(to_text(words))} if words else {}
 
 
 def read_words(tags: Mapping[str, str]) -> dict[str, str]:
     """Return what a window says that its recurrences share; nothing where it does not say."""
     try:
-        return shortened({str(name): str(value) for name, value in json.loads(tags[names.COMPARABLE]).items()})
+        return shortened(from_text(dict[str, str], tags[names.COMPARABLE]))
     except (AttributeError, KeyError, ValueError):
         return {}
 
@@ -40,13 +39,13 @@ def shortened(words: Mapping[str, str]) -> dict[str, str]:
 
 def write_set_aside(found: SetAside | None) -> dict[str, str]:
     """Return the tag that says what stopped counting when a window began; none where nothing did."""
-    return {} if found is None else {names.SET_ASIDE: json.dumps(jsonable(found), ensure_ascii=False)}
+    return {} if found is None else {names.SET_ASIDE: to_text(found)}
 
 
 def read_set_aside(tags: Mapping[str, str]) -> SetAside | None:
     """Return what stopped counting when a window began; None where nothing did, or that is not why it began."""
     try:
-        return from_plain(SetAside, json.loads(tags[names.SET_ASIDE]))
+        return from_text(SetAside, tags[names.SET_ASIDE])
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
+from zeus_flows.core.json import from_text, plain_text, to_text
 from zeus_flows.core.policy import State
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.record_text import MAX_TAG
@@ -40,6 +41,15 @@ class Snapshot:
     whole: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What the head of a snapshot's tags says: how far it goes, and how its pieces fit together."""
+
+    upto: int
+    pieces: int = 0
+    digest: str = ""
+
+
 def dump(snapshot: Snapshot, *, head: str = HEAD) -> dict[str, str]:
     """Return the tags that hold a snapshot.
 
@@ -48,10 +58,10 @@ def dump(snapshot: Snapshot, *, head: str = HEAD) -> dict[str, str]:
     """
     if not snapshot.whole:
         raise ValueError("a snapshot is not written from one of an earlier version")
-    body = json.dumps(policy.to_json(snapshot.state), separators=(",", ":"))
+    body = plain_text(policy.to_json(snapshot.state))
     pieces = [body[i : i + MAX_TAG] for i in range(0, len(body), MAX_TAG)]
-    contents = json.dumps({"upto": snapshot.upto, "pieces": len(pieces), "digest": _digest(body)})
-    return {head: contents} | {_PIECE[head](i): piece for i, piece in enumerate(pieces)}
+    contents = _Contents(snapshot.upto, len(pieces), _digest(body))
+    return {head: to_text(contents)} | {_PIECE[head](i): piece for i, piece in enumerate(pieces)}
 
 
 def load(job: Job, tags: Mapping[str, str], *, head: str = HEAD) -> Snapshot | None:
@@ -73,7 +83,7 @@ def covers(tags: Mapping[str, str]) -> int:
     (16, 0)
     """
     try:
-        return int(json.loads(tags[HEAD])["upto"])
+        return from_text(_Contents, tags[HEAD]).upto
     except (KeyError, TypeError, ValueError):
         return 0
 
@@ -94,9 +104,9 @@ def cleared(tags: Mapping[str, str], head: str) -> dict[str, str]:
 
 def _read(tags: Mapping[str, str], head: str) -> tuple[int, dict[str, Any]] | None:
     """Return the last recurrence and the state that tags hold; None where its pieces do not fit together."""
-    contents = json.loads(tags[head])
-    body = "".join(tags[_PIECE[head](i)] for i in range(contents["pieces"]))
-    return (int(contents["upto"]), json.loads(body)) if _digest(body) == contents["digest"] else None
+    contents = from_text(_Contents, tags[head])
+    body = "".join(tags[_PIECE[head](i)] for i in range(contents.pieces))
+    return (contents.upto, json.loads(body)) if _digest(body) == contents.digest else None
 
 
 def _digest(body: str) -> str:
