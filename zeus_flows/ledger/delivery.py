@@ -196,10 +196,10 @@ class Delivery:
         return 1
 
     def _run_of(self, attempt: AttemptRef | None) -> str | None:
-        """Return an attempt's run; None where a token names it and its decision was not delivered."""
+        """Return an attempt's run; None where a token names it and its decision was not delivered; empty for none."""
         match attempt:
             case None:
-                return None
+                return ""
             case ByRun(run_id):
                 return run_id
             case ByToken():
@@ -232,24 +232,24 @@ class Delivery:
         if item.kind == Kind.DECIDED:
             return self._deliver_decision(item, attempt)
         run_id = self._run_of(attempt)
-        if attempt is not None and run_id is None:
+        if run_id is None:
             raise UnknownAttempt(f"the decision of attempt {attempt} was refused")
 
         def numbered(text: str) -> Observation:
             observation = codec.load_observation(text)
-            return replace(observation, recurrence=ledger.recurrence_of(run_id or "")) if guessed else observation
+            return replace(observation, recurrence=ledger.recurrence_of(run_id)) if guessed else observation
 
         guessed = isinstance(attempt, ByToken)
         match Kind(item.kind):
             case Kind.GATED:
-                ledger.gated(run_id or "", from_text(GateCheck, item.payload), at_s=item.wall_s)
+                ledger.gated(run_id, from_text(GateCheck, item.payload), at_s=item.wall_s)
             case Kind.EPOCH:
-                ledger.epoch(run_id or "", from_text(EpochReport, item.payload))
+                ledger.epoch(run_id, from_text(EpochReport, item.payload))
             case Kind.OBSERVED:
-                ledger.observed(run_id or "", numbered(item.payload), at_s=item.wall_s)
+                ledger.observed(run_id, numbered(item.payload), at_s=item.wall_s)
             case Kind.ENDED:
                 end = from_text(KeptEnd, item.payload)
-                recurrence = ledger.recurrence_of(run_id or "") if guessed else end.recurrence
+                recurrence = ledger.recurrence_of(run_id) if guessed else end.recurrence
                 ledger.ended(recurrence, [numbered(text) for text in end.observations], at_s=item.wall_s)
         return None
 

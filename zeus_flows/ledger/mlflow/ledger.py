@@ -47,6 +47,7 @@ from zeus_flows.ledger.mlflow import charts, names, pages
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.gate_runs import GateRuns
 from zeus_flows.ledger.mlflow.history import HistoryReader
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, snapshot_of
 from zeus_flows.ledger.mlflow.names import RunKind
@@ -92,6 +93,7 @@ class MlflowLedger:
         self.layout = Layout(job, store, energy_source, comparable)
         self._attempts = Attempts(job, store, energy_source, self.layout)
         self._windows = Windows(job, store, self.layout, self._attempts)
+        self._gates = GateRuns(store, self.layout, self._attempts, self._windows)
         self._reader = HistoryReader(job, self.layout, self._attempts, self._windows)
 
     @property
@@ -136,45 +138,13 @@ class MlflowLedger:
 
     def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
         """Make the run of a recurrence's drift gate, which says that it is being asked and by whom; return its id."""
-        standing = self.layout.read_page_of(recurrence).gates.get(recurrence)
-        if standing is not None:
-            return standing
-        tags = {
-            names.KIND: RunKind.GATE,
-            names.RECURRENCE: str(recurrence),
-            **self._comparable_tags(),
-            names.LEASE: self._holder.dump(),
-            **_said(context),
-        }
-        run_id = self.store.create_run(
-            self.experiment_id,
-            name=f"{recurrence} · gate",
-            tags={name: codec.fits_tag(value) for name, value in tags.items()},
-            start_ms=self._attempts.next_start_ms(),
-        )
-        reached("after-create-gate")
-        standing = self.store.set_once(self.layout.page_of(recurrence), names.gate_run(recurrence), run_id)
-        reached("after-link-gate")
-        if standing != run_id:
-            self.store.delete(run_id)
-        return standing
+        return self._gates.begin(recurrence, self._holder, context)
 
     def gated(self, check_id: str, check: GateCheck, *, at_s: float | None = None) -> None:
         """Write what a gate found on its run and in the series; close a recurrence that it skips."""
-        number, values = check.question.recurrence, charts.of_check(check)
-        tags = {
-            names.GATE: check.verdict,
-            names.DETAIL: codec.fits_tag(check.text),
-            names.TRAINED_IN: str(check.question.trained_in),
-            "mlflow.runName": f"{number} · gate: {check.verdict}",
-        }
-        shown = charts.metrics({**charts.of_scores(check), **values}, step=number, at_s=at_s)
-        self.store.log(check_id, metrics=shown, tags=tags)
-        self.store.log(self._windows.run_of(number), metrics=charts.metrics(values, step=number, at_s=at_s))
-        reached("after-gate")
-        self.store.end(check_id)
+        self._gates.end(check_id, check, at_s=at_s)
         if check.skips:
-            self.close(number, pages.skipped(time_s=check.time_s, energy_j=check.energy_j))
+            self.close(check.question.recurrence, pages.skipped(time_s=check.time_s, energy_j=check.energy_j))
             reached("after-skip")
 
     def decided(
@@ -304,7 +274,7 @@ class MlflowLedger:
 
     def gate_lease(self, run_id: str) -> str:
         """Return the lease of the process that asks a drift gate, as it last wrote it."""
-        return str(self.store.run(run_id).data.tags.get(names.LEASE, ""))
+        return self._gates.lease(run_id)
 
     def discard(self, run_id: str) -> None:
         """Delete a run that never became part of the ledger."""
@@ -408,7 +378,7 @@ class MlflowLedger:
             names.KIND: RunKind.ATTEMPT,
             names.RECURRENCE: str(decision.recurrence),
             names.ATTEMPT: str(decision.attempt),
-            **self._comparable_tags(),
+            **self._windows.tags(),
             names.POLICY: decision.policy,
             names.MODE: self._job.mode.value,
             names.REASON: decision.reason.text,
@@ -423,12 +393,6 @@ class MlflowLedger:
         return {
             names.BELIEFS: codec.fits_tag(to_text(arms)),
             names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
-        }
-
-    def _comparable_tags(self) -> dict[str, str]:
-        return {
-            **self.layout.about,
-            names.DRIFT_WINDOW: self.window().run_id,
         }
 
 

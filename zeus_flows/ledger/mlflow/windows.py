@@ -39,6 +39,10 @@ class Windows:
             window = self._layout.tag(window, words)
         return window
 
+    def tags(self) -> dict[str, str]:
+        """Return the tags of a run that begins now: what it is comparable with, and its drift window."""
+        return {**self._layout.about, names.DRIFT_WINDOW: self.current().run_id}
+
     def run_of(self, recurrence: int) -> str:
         """Return the run of the drift window that a recurrence belongs to: where it ends late, not the current one."""
         window = self.current()
