@@ -36,7 +36,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
 from zeus_flows.core.records import Ask, Decision, EnergySource, Observation, Outcome, decision_seed
-from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct
@@ -98,7 +98,7 @@ def record_history(uri: str, name: str, recurrences: int) -> None:
     client = MlflowClient(tracking_uri=uri)
     template = client.search_runs([ledger.experiment_id], "tags.`zf.kind` = 'attempt'")[0].info.run_id
     for number in range(pages.number_of(recurrences) + 1):
-        ledger._page(number)
+        ledger.layout.page(number)
     engine = create_engine(uri)
     tables = MetaData()
     tables.reflect(engine, only=["runs", "params", "tags", "metrics", "latest_metrics"])
@@ -120,8 +120,8 @@ def record_history(uri: str, name: str, recurrences: int) -> None:
                 batch[runs].append(run | {"run_uuid": run_id, "start_time": run["start_time"] + n})
                 changed = {"zf.observation": codec.dump_observation(done[-1]), "zf.batch_size": str(size)}
                 batch[params] += [r | {"run_uuid": run_id, "value": changed.get(r["key"], r["value"])} for r in own]
-                page = ledger._page(pages.number_of(n))
-                for key, value in ((pages.claim(n), "{}"), (pages.attempt(n, 1), run_id), (pages.end(n), "ended")):
+                page = ledger.layout.page(pages.number_of(n))
+                for key, value in ((names.claim(n), "{}"), (names.attempt_run(n, 1), run_id), (names.end(n), "ended")):
                     batch[params].append({"key": key, "value": value, "run_uuid": page})
                 for t in others:
                     batch[t] += [r | {"run_uuid": run_id} for r in rest[t]]

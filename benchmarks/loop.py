@@ -100,7 +100,7 @@ def emulated_gpus(folder: Path, *, virtual: bool, **switches: str) -> Iterator[t
         guard.acquire()
         clocks: dict[str, Any] = {"clock": emulator.now, "sleep": emulator.advance} if virtual else {}
         watch_s = None if virtual else 2.0
-        with group_of_real(devices, guard=guard, why_not="", shared=False, watch_s=watch_s, **clocks) as gpus:
+        with group_of_real(devices, guard=guard, why_not=None, shared=False, watch_s=watch_s, **clocks) as gpus:
             yield gpus, emulator
 
 

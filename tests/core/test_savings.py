@@ -32,9 +32,9 @@ from zeus_flows.core.savings import (
     document,
     killed,
     savings,
-    series,
     skip,
 )
+from zeus_flows.ledger.mlflow.charts import of_savings
 
 HISTORY = [
     observation(1, 32, 20, profiled=True),
@@ -361,7 +361,7 @@ def test_without_a_sensor_there_are_no_joules_anywhere() -> None:
     found = saved(history, a_job)
     assert compared(found).baseline.cost_j == compared(found).baseline.time_s > 0
     assert line(found, BATCH_SIZE).amount.time_s > 0
-    assert not [name for name in series(found) if "energy" in name or name.endswith("_j")]
+    assert not [name for name in of_savings(found) if "energy" in name or name.endswith("_j")]
     text = json.dumps(document(found))
     assert "_j" not in text
     assert '"cost_s"' in text
@@ -378,13 +378,13 @@ def test_the_default_batch_size_is_a_choice_where_no_limit_can_be_set() -> None:
 
 def test_the_series_has_the_figures_of_the_table() -> None:
     found = saved(HISTORY)
-    figures = series(found)
+    figures = of_savings(found)
     assert figures["zf.saved/energy_j"] == compared(found).total.amount.energy_j
     assert figures["zf.saved/cost_j"] == compared(found).total.amount.cost_j
     assert figures["zf.saved/time_s"] == compared(found).total.amount.time_s
     parts = sum(figures[f"zf.saved/by_{name}_j"] for name in ("power_limit", "batch_size", "learning", "luck"))
     assert parts == pytest.approx(figures["zf.saved/cost_j"])
-    assert series(saved([])) == {"zf.saved/lost_recurrences": 0.0, "zf.saved/skipped_recurrences": 0.0}
+    assert of_savings(saved([])) == {"zf.saved/lost_recurrences": 0.0, "zf.saved/skipped_recurrences": 0.0}
 
 
 def test_the_energy_source_is_named() -> None:
@@ -401,7 +401,7 @@ def test_any_history_has_an_account_that_survives_json_and_finite_savings(histor
     assert from_plain(Account, json.loads(json.dumps(jsonable(account)))) == account
     found = savings(job(), account, profiles=profiles, overheads=overheads)
     json.dumps(document(found), allow_nan=False)
-    for figure in series(found).values():
+    for figure in of_savings(found).values():
         assert figure == figure
 
 

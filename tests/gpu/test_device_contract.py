@@ -48,11 +48,11 @@ class Emulated:
         self.emulator = emulator
         self.devices = Nvml().devices()
         guard = PowerGuard(self.devices, journal_folder(state_dir))
-        assert guard.acquire() == ""
+        assert guard.acquire() is None
         self.gpus = group_of_real(
             self.devices,
             guard=guard,
-            why_not="",
+            why_not=None,
             shared=False,
             clock=emulator.now,
             sleep=emulator.advance,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.errors import DeviceError, DeviceLost
-from zeus_flows.gpu.guard import NO_PERMISSION, PowerGuard, journal_folder, restore_power
+from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot, journal_folder, restore_power
 from zeus_flows.gpu.journal import Entry, Journal
 from zeus_flows.gpu.nvml import Nvml, NvmlDevice
 
@@ -21,7 +21,7 @@ SET = "nvmlDeviceSetPowerManagementLimit"
 def guarded(state_dir: Path) -> tuple[PowerGuard, tuple[NvmlDevice, ...]]:
     devices = Nvml().devices()
     guard = PowerGuard(devices, journal_folder(state_dir))
-    assert guard.acquire() == ""
+    assert guard.acquire() is None
     return guard, devices
 
 
@@ -110,9 +110,10 @@ def test_the_second_job_on_a_gpu_does_not_control_it(emulate: Callable[..., Emul
     emulate(NVMLEMU_GPUS="v100,v100")
     first, devices = guarded(tmp_path)
     second = PowerGuard(devices[1:], journal_folder(tmp_path))
-    assert f"another job controls {devices[1].uuid} (process {os.getpid()})" in second.acquire()
+    text = f"another job controls {devices[1].uuid} (process {os.getpid()})"
+    assert second.acquire() == WhyNot(Obstacle.ANOTHER_JOB, text)
     first.release()
-    assert second.acquire() == ""
+    assert second.acquire() is None
 
 
 def test_permission_is_found_out_by_trying(emulate: Callable[..., Emulator], tmp_path: Path) -> None:
@@ -143,7 +144,9 @@ def test_a_journal_that_cannot_be_read_is_named_and_nothing_is_changed(
     path = journal_folder(tmp_path) / f"{device.uuid}.json"
     path.parent.mkdir()
     path.write_text("{")
-    assert str(path) in PowerGuard([device], journal_folder(tmp_path)).acquire()
+    why_not = PowerGuard([device], journal_folder(tmp_path)).acquire()
+    assert why_not is not None
+    assert str(path) in why_not.text
     restored = restore_power(tmp_path, {device.uuid: device}.get)
     assert not restored[0].done
     assert str(path) in restored[0].text
@@ -153,7 +156,10 @@ def test_where_no_journal_can_be_kept_nothing_is_changed(emulate: Callable[..., 
     emulate()
     state_dir = tmp_path / "file"
     state_dir.write_text("in the way")
-    assert "ZEUS_FLOWS_STATE_DIR" in PowerGuard(Nvml().devices(), journal_folder(state_dir)).acquire()
+    why_not = PowerGuard(Nvml().devices(), journal_folder(state_dir)).acquire()
+    assert why_not is not None
+    assert why_not.obstacle is Obstacle.JOURNAL
+    assert "ZEUS_FLOWS_STATE_DIR" in why_not.text
 
 
 def test_restoring_power_leaves_running_jobs_and_foreign_gpus_alone(
@@ -191,7 +197,7 @@ def test_a_forked_child_neither_restores_nor_keeps_the_lock(emulate: Callable[..
     assert os.WTERMSIG(status) == signal.SIGTERM
     assert emulator.limit_w() == 100.0
     guard.release()
-    assert PowerGuard(devices, journal_folder(tmp_path)).acquire() == ""
+    assert PowerGuard(devices, journal_folder(tmp_path)).acquire() is None
 
 
 def test_signal_handlers_are_as_before_once_the_limits_are_back(

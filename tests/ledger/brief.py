@@ -23,7 +23,7 @@ from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.job_file import Target
-from zeus_flows.ledger import durable
+from zeus_flows.ledger import delivery
 from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.open_ledger import open_durable
@@ -127,7 +127,7 @@ def die_at(point: str, uri: str, folder: Path, scenario: str) -> None:
 
     answered = Store._call
     Store._call = call  # type: ignore[assignment, method-assign]
-    vars(durable).update(HEARTBEAT_S=0.0, _RETRY_S=0.05)
+    vars(delivery).update(HEARTBEAT_S=0.0, _RETRY_S=0.05)
     points.listen(hook)
     job = replace(JOB, fingerprint="f1") if scenario == "changed" else JOB
     job = replace(JOB, window=2) if scenario == "windowed" else job

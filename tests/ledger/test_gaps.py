@@ -14,7 +14,7 @@ from zeus_flows.core.policy import State, engine
 from zeus_flows.core.records import EnergySource, Gap
 from zeus_flows.ledger.janitor import sweep
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import pages
+from zeus_flows.ledger.mlflow import names, pages
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.pages import Page
@@ -70,7 +70,7 @@ def test_the_fold_hears_of_each_skipped_recurrence_once_whatever_snapshots_there
         (skipped if number % 3 == 2 else trained)(sqlite_uri)
         open_ledger(sqlite_uri).history()
     ledger = open_ledger(sqlite_uri)
-    assert "zf.snapshot" in ledger._look().tags
+    assert "zf.snapshot" in ledger.layout.look().tags
     assert gaps_in(ledger.history().state) == dict.fromkeys([2, 5, 8, 11, 14, 17, 20], 1.0)
     assert [gap.recurrence for gap in ledger.gaps()] == [2, 5, 8, 11, 14, 17, 20]
     assert ledger.history().state == policy.fold(ALONE, ledger.observations(), ledger.gaps())
@@ -101,7 +101,7 @@ def test_a_dead_recurrence_is_a_gap_where_nothing_that_counts_was_observed(sqlit
         trained(sqlite_uri)
         open_ledger(sqlite_uri).history()
     ledger = open_ledger(sqlite_uri)
-    assert "zf.snapshot" in ledger._look().tags
+    assert "zf.snapshot" in ledger.layout.look().tags
     assert ledger.gaps() == (Gap(2, skipped=False), Gap(3, skipped=False))
     assert gaps_in(ledger.history().state) == {2: 1.0, 3: 1.0}
     assert ledger.verify() == (True, 13)
@@ -149,7 +149,7 @@ def test_an_end_says_what_asking_took_and_older_ends_are_read() -> None:
         7: "skipped 1.2.3 s",
         8: pages.skipped(time_s=float("nan"), energy_j=float("inf")),
     }
-    page = Page().read({pages.end(number): how for number, how in ends.items()})
+    page = Page().read({names.end(number): how for number, how in ends.items()})
     assert page.ended == set(ends)
     assert list(page.gaps.values()) == [
         Gap(2, skipped=True),
@@ -165,5 +165,5 @@ def test_what_a_gate_took_is_on_the_page(sqlite_uri: str) -> None:
     trained(sqlite_uri)
     skipped(sqlite_uri)
     ledger = open_ledger(sqlite_uri)
-    assert ledger._store.params(ledger._page(0))["zf.e.2"] == "skipped 2 s"
+    assert ledger.store.params(ledger.layout.page(0))["zf.e.2"] == "skipped 2 s"
     assert ledger.gaps() == (Gap(2, skipped=True, time_s=2.0),)

@@ -15,7 +15,7 @@ from tests.ledger import brief
 from zeus_flows.core.drift_windows import fold_windows
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
-from zeus_flows.ledger import durable, janitor
+from zeus_flows.ledger import delivery, janitor
 from zeus_flows.ledger.janitor import sweep, sweep_orphans
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.mlflow.client import Store
@@ -150,8 +150,8 @@ def test_a_long_evaluation_elsewhere_is_alive_while_it_says_so(
 
 
 def test_asking_says_that_one_is_alive(sqlite_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "HEARTBEAT_S", 0.0)
-    monkeypatch.setattr(durable, "_RETRY_S", 0.02)
+    monkeypatch.setattr(delivery, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(delivery, "_RETRY_S", 0.02)
     with brief.opened(sqlite_uri, tmp_path) as ledger:
         asked = ledger.asked(ledger.begin(), {})
         client, give_up = MlflowClient(tracking_uri=sqlite_uri), time.monotonic() + 20

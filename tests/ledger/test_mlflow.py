@@ -21,7 +21,7 @@ from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import client as store
-from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.record_text import load_observation
@@ -108,7 +108,7 @@ def test_another_decision_for_an_attempt_is_refused_by_name(open_ledger: Open) -
 def test_a_number_is_found_again_by_its_token_on_whatever_page(open_ledger: Open) -> None:
     ledger = open_ledger()
     number = ledger.begin("token.1")
-    ledger._store.set_once(ledger._page(0), pages.claim(pages.SIZE), "full")
+    ledger.store.set_once(ledger.layout.page(0), names.claim(pages.SIZE), "full")
     assert ledger.begin("token.12") == pages.SIZE + 1
     assert ledger.begin("token.1", asked_before=True) == number
     assert ledger.begin("token.2", asked_before=True) == pages.SIZE + 2
@@ -134,8 +134,8 @@ def test_a_lost_answer_while_the_root_is_made_does_not_cost_the_root(
 
 def test_a_run_that_was_deleted_for_good_stops_nobody(open_ledger: Open, sqlite_uri: str) -> None:
     ledger = open_ledger()
-    ledger._store.set_once(ledger._page(0), pages.attempt(ledger.begin(), 1), "f" * 32)
-    ledger._store.set_once(ledger._page(0), pages.attempt(1, 2), "'; drop table runs")
+    ledger.store.set_once(ledger.layout.page(0), names.attempt_run(ledger.begin(), 1), "f" * 32)
+    ledger.store.set_once(ledger.layout.page(0), names.attempt_run(1, 2), "'; drop table runs")
     ledger.close(1)
     record(ledger)
     assert [o.recurrence for o in open_ledger().observations()] == [2]
@@ -145,7 +145,7 @@ def test_a_run_that_was_deleted_for_good_stops_nobody(open_ledger: Open, sqlite_
 def test_a_record_that_cannot_be_read_names_its_run_and_a_reset_leaves_it_behind(open_ledger: Open) -> None:
     ledger = open_ledger()
     attempt = ledger.decided(decision(ledger.begin()), {})
-    ledger._store.set_once(attempt, "zf.observation", '{"schema":2,"broken')
+    ledger.store.set_once(attempt, "zf.observation", '{"schema":2,"broken')
     ledger.close(1)
     with pytest.raises(StoreError, match=rf"^run {attempt} of nightly: .* `zeus-flows reset`"):
         open_ledger().history()
@@ -160,7 +160,7 @@ def test_an_observation_of_schema_1_that_is_delivered_again_is_the_same(open_led
     ledger = open_ledger()
     attempt = ledger.decided(decision(ledger.begin()), {})
     old = OBSERVATIONS["complete profile"]
-    ledger._store.set_once(attempt, "zf.observation", old)
+    ledger.store.set_once(attempt, "zf.observation", old)
     ledger.observed(attempt, load_observation(old))
     assert open_ledger().observations() == (load_observation(old),)
     with pytest.raises(AlreadyObserved):
@@ -185,7 +185,7 @@ def test_reading_opens_no_drift_window(open_ledger: Open) -> None:
     assert other.observations() == ()
     assert other.verify() == (True, 0)
     assert other.open_attempts() == ()
-    assert open_ledger()._look().number == 1
+    assert open_ledger().layout.look().number == 1
 
 
 def test_a_reset_is_seen_by_a_ledger_that_is_open(open_ledger: Open) -> None:
@@ -202,11 +202,11 @@ def test_a_reset_is_seen_by_a_ledger_that_is_open(open_ledger: Open) -> None:
 def test_two_that_open_windows_at_once_each_get_their_own(open_ledger: Open) -> None:
     record(open_ledger())
     first, second = (open_ledger(replace(JOB, fingerprint=f)) for f in ("f1", "f2"))
-    first._look()
-    second._look()  # both have seen the first window as the newest
+    first.layout.look()
+    second.layout.look()  # both have seen the first window as the newest
     assert first.window().tags["zf.fingerprint"] == "f1"
     assert second.window().tags["zf.fingerprint"] == "f2"
-    numbers = [open_ledger()._look().number, first.window().number, second.window().number]
+    numbers = [open_ledger().layout.look().number, first.window().number, second.window().number]
     assert numbers == [3, 2, 3]
 
 
@@ -237,7 +237,7 @@ def test_the_state_is_the_fold_of_everything_whatever_order_reports_came_in(open
             ledger.ended(number, expected[-1:])
         ledgers[round_ % 3].history()
     fresh = open_ledger()
-    assert "zf.snapshot" in fresh._look().tags
+    assert "zf.snapshot" in fresh.layout.look().tags
     assert fresh.history().state == policy.fold(JOB, expected)
     assert fresh.verify() == (True, len(expected))
 
@@ -293,15 +293,15 @@ def test_a_decision_makes_no_more_calls_after_three_hundred_recurrences_than_aft
     def write_upto(recurrence: int) -> None:
         """Record recurrences the cheap way: each as what the first one brought."""
         ledger = open_ledger()
-        like = ledger._read_pages(0).attempts[1, 1]
+        like = ledger.layout.read_pages(0).attempts[1, 1]
         written: dict[int, dict[str, str]] = {}
         for n in range(ledger.last_recurrence() + 1, recurrence + 1):
-            names = {pages.claim(n): "x", pages.attempt(n, 1): like, pages.end(n): "ended"}
-            written.setdefault(pages.number_of(n), {}).update(names)
+            params_of = {names.claim(n): "x", names.attempt_run(n, 1): like, names.end(n): "ended"}
+            written.setdefault(pages.number_of(n), {}).update(params_of)
         for number, params in written.items():
             items = list(params.items())
             for start in range(0, len(items), 90):
-                ledger._store.log(ledger._page(number), params=dict(items[start : start + 90]))
+                ledger.store.log(ledger.layout.page(number), params=dict(items[start : start + 90]))
         ledger.history()
 
     record(open_ledger())

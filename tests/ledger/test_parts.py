@@ -13,13 +13,13 @@ from tests.builders import JOB, observation
 from zeus_flows.core import policy
 from zeus_flows.core.records import Outcome
 from zeus_flows.ledger import lease
-from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.snapshot import Snapshot
 
 
 def test_a_page_reads_claims_attempts_and_ends_and_leaves_the_rest_alone() -> None:
-    params = {pages.claim(3): "who", pages.attempt(3, 2): "run", pages.end(3): "ended", "zf.rx.1": "", "other": "x"}
+    params = {names.claim(3): "who", names.attempt_run(3, 2): "run", names.end(3): "ended", "zf.rx.1": "", "other": "x"}
     page = Page().read(params)
     assert (page.claims, page.attempts, page.ended) == ({3: "who"}, {(3, 2): "run"}, {3})
     assert page.attempts_of(3) == {2: "run"}

@@ -15,11 +15,13 @@ from mlflow import MlflowClient
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
 from zeus_flows.core import policy
+from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import history as reader
 from zeus_flows.ledger.mlflow import pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.history import HistoryReader
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct
 
@@ -52,11 +54,11 @@ def plant(uri: str, *, observations: int | None = None) -> None:
         old["observations"] = observations
     body = json.dumps(old)
     head = {"upto": ledger.last_recurrence(), "pieces": 1, "digest": snapshot._digest(body)}
-    ledger._store.log(ledger.window().run_id, tags={snapshot.HEAD: json.dumps(head), f"{snapshot.HEAD}.0": body})
+    ledger.store.log(ledger.window().run_id, tags={snapshot.HEAD: json.dumps(head), f"{snapshot.HEAD}.0": body})
 
 
 def tags(uri: str) -> dict[str, str]:
-    return dict(MlflowClient(tracking_uri=uri).get_run(open_ledger(uri)._look().run_id).data.tags)
+    return dict(MlflowClient(tracking_uri=uri).get_run(open_ledger(uri).layout.look().run_id).data.tags)
 
 
 def version(uri: str) -> int:
@@ -141,7 +143,7 @@ def test_closing_does_not_wait_for_the_end_of_it(uri: str, tmp_path: Path, monke
     with brief.opened(uri, tmp_path) as ledger:
         ledger.begin()
         ledger.history()
-        thread = ledger._refolding
+        thread = ledger._refolding.thread
         assert thread is not None
         assert (thread.is_alive(), thread.daemon) == (True, True)
         began = time.monotonic()
@@ -160,8 +162,7 @@ def test_what_was_folded_is_kept_beside_the_one_that_serves(sqlite_uri: str, mon
     assert begun is not None
     assert (begun.upto, version(sqlite_uri)) == (9, 2), "the old one serves as long as the new one is not done"
     ledger = open_ledger(sqlite_uri)
-    ledger.waits_for_refold = False
-    assert ledger.history().state.observations == 10
+    assert ledger.history(wait_for_refold=False).state.observations == 10
     read: list[str] = []
     params = Store.params
 
@@ -170,7 +171,7 @@ def test_what_was_folded_is_kept_beside_the_one_that_serves(sqlite_uri: str, mon
         return params(self, run_id)
 
     again = open_ledger(sqlite_uri)
-    again._look()
+    again.layout.look()
     monkeypatch.setattr(Store, "params", reading)
     assert again.refold() == 10
     assert len(read) == 2, "only the pages from the ninth recurrence on"
@@ -185,13 +186,13 @@ def test_progress_is_kept_in_strides(sqlite_uri: str, monkeypatch: pytest.Monkey
     record(sqlite_uri, 9)
     plant(sqlite_uri)
     kept = []
-    keep = MlflowLedger._keep
+    keep = HistoryReader._keep
 
-    def noting(self: MlflowLedger, *args: object, **named: object) -> None:
+    def noting(self: HistoryReader, *args: object, **named: object) -> None:
         kept.append((getattr(args[1], "upto", 0), named.get("head", snapshot.HEAD)))
         keep(self, *args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(MlflowLedger, "_keep", noting)
+    monkeypatch.setattr(HistoryReader, "_keep", noting)
     open_ledger(sqlite_uri).refold()
     assert kept == [(4, snapshot.ANEW), (8, snapshot.ANEW), (9, snapshot.HEAD)]
 
@@ -200,14 +201,16 @@ def test_a_window_that_begins_meanwhile_gets_the_new_one(uri: str) -> None:
     ledger, other = open_ledger(uri), open_ledger(uri)
 
     def a_window_begins() -> bool:
-        window = other._look()
+        window = other.layout.look()
         if window.number == 1:
             kept = {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}
-            other._open_after(window, "drift", evidence="", first=6, counts_from=window.counts_from, tags=kept)
+            other.layout.open_after(
+                window, Cause.DRIFT, evidence="", first=6, counts_from=window.counts_from, tags=kept
+            )
         return False
 
     assert ledger.refold(a_window_begins) == 5
-    assert (other._look().number, version(uri)) == (2, 3)
+    assert (other.layout.look().number, version(uri)) == (2, 3)
 
 
 def test_a_snapshot_of_other_settings_is_folded_anew_in_place_and_a_long_one_says_so(

@@ -53,7 +53,7 @@ def test_a_new_fingerprint_says_how_much_it_sets_aside(sqlite_uri: str, caplog: 
     for _ in range(12):
         record(open_ledger(sqlite_uri))
     assert open_ledger(sqlite_uri).history().set_aside is None
-    assert "zf.snapshot" in open_ledger(sqlite_uri)._look().tags
+    assert "zf.snapshot" in open_ledger(sqlite_uri).layout.look().tags
     assert caplog.records == []
     history = open_ledger(sqlite_uri, CHANGED).history()
     assert history.set_aside == SetAside(12, WHY)
@@ -87,7 +87,7 @@ def test_what_changed_is_named_where_it_is_known(sqlite_uri: str) -> None:
     why = "the target changed from accuracy >= 0.9 to accuracy >= 0.92"
     assert ledger.would_set_aside() == f"1 observation of an earlier recurrence does not count: {why}"
     assert ledger.history().set_aside == SetAside(1, why)
-    before = MlflowClient(tracking_uri=sqlite_uri).get_run(open_ledger(sqlite_uri)._windows()[0])
+    before = MlflowClient(tracking_uri=sqlite_uri).get_run(open_ledger(sqlite_uri).layout.windows()[0])
     assert before.data.tags["zf.evidence"] == "target accuracy >= 0.9 became accuracy >= 0.92"
     both = open_ledger(
         *(sqlite_uri, replace(JOB, fingerprint="5e6f"), EnergySource.MEASURED),
@@ -102,7 +102,7 @@ def test_what_changed_is_named_where_it_is_known(sqlite_uri: str) -> None:
 
 def test_a_window_of_an_earlier_version_is_told_what_its_recurrences_share(sqlite_uri: str) -> None:
     record(open_ledger(sqlite_uri))
-    assert "zf.comparable" not in open_ledger(sqlite_uri)._look().tags
+    assert "zf.comparable" not in open_ledger(sqlite_uri).layout.look().tags
     open_ledger(sqlite_uri, comparable=BEFORE).history()
     said = open_ledger(sqlite_uri, CHANGED, comparable=AFTER).would_set_aside()
     assert said is not None
@@ -116,7 +116,7 @@ def test_words_that_are_too_long_or_were_changed_by_hand_stop_nobody(sqlite_uri:
     assert said is not None
     assert "…" in said
     broken = {"zf.comparable": "[1", "zf.set_aside": '{"observations": []}'}
-    ledger._store.log(ledger.window().run_id, tags=broken)
+    ledger.store.log(ledger.window().run_id, tags=broken)
     assert open_ledger(sqlite_uri).history().set_aside is None
     said = open_ledger(sqlite_uri, CHANGED, comparable=AFTER).would_set_aside()
     assert said is not None

@@ -182,7 +182,7 @@ class EmulatedJob:
         guard.acquire()
         clock, sleep = self.emulator.now, self.emulator.advance
         with group_of_real(
-            devices, guard=guard, why_not="", shared=False, clock=clock, sleep=sleep, watch_s=None
+            devices, guard=guard, why_not=None, shared=False, clock=clock, sleep=sleep, watch_s=None
         ) as gpus:
             yield gpus
 

@@ -33,16 +33,15 @@ def capriccio_command(
 
     load_experiment(experiment, data=data)  # what is wrong with it is said before anything heavy starts
     quiet_libraries()
-    from dataclasses import asdict
-
     from zeus_flows.cli.capriccio_run import run_locally
+    from zeus_flows.core.json import jsonable
     from zeus_flows.reporting.links import ui_command
     from zeus_flows.settings import read_settings
 
     console = Console(stderr=as_json)
     summary = run_locally(experiment, data, tracking_uri, out, console)
     if as_json:
-        click.echo(json.dumps(asdict(summary), indent=2))
+        click.echo(json.dumps(jsonable(summary), indent=2))
         return
     uri = read_settings().tracking(tracking_uri, load_experiment(experiment, data=data).tracking_uri)
     console.print(f"\nThe report: {summary.report}", soft_wrap=True)

@@ -77,7 +77,7 @@ def restore_power_command(as_json: bool) -> None:
     with suppress(NoDevice):  # entries, if there are any, are then of GPUs that are not here
         devices |= {device.uuid: device for device in Nvml().devices()}
     restored = restore_power(settings.state_dir, devices.get)
-    if any("may not" in item.text for item in restored) and _zeusd(settings).likely():
+    if any(item.denied for item in restored) and _zeusd(settings).likely():
         try:
             zeusd = Zeusd(_zeusd(settings))
             devices = {device.uuid: ZeusdDevice(device, zeusd) for device in Nvml().devices()}

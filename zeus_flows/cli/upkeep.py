@@ -12,6 +12,7 @@ import click
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.janitor import sweep_orphans
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.importing import Columns, import_runs
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
@@ -81,7 +82,7 @@ def verify(target: LedgerOf) -> int:
         return 0
     click.echo(
         f"{job_file.name}: the snapshot differs from the fold of all {observations} observations; "
-        "delete the tag zf.snapshot of the newest drift window's run, and the next recurrence folds anew",
+        f"delete the tag {names.SNAPSHOT} of the newest drift window's run, and the next recurrence folds anew",
         err=True,
     )
     return 5

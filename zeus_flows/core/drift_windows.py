@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import groupby
 
 from zeus_flows.core import policy
@@ -21,19 +22,29 @@ from zeus_flows.core.records import Ask, Observation
 from zeus_flows.core.surprise import ENOUGH, GREAT_SURPRISE, SURPRISE_IN_A_ROW, surprise
 
 
+class Cause(StrEnum):
+    """What begins a drift window, which is what ended the one before."""
+
+    FIRST = "first"
+    FINGERPRINT = "fingerprint"
+    RESET = "reset"
+    DRIFT = "drift"
+    FULL = "full"
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """What ends a drift window.
 
     Attributes:
         recurrence: The window's last recurrence.
-        kind: `drift` or `full`.
+        kind: `DRIFT` or `FULL`.
         text: The evidence, as a sentence.
         numbers: The evidence, as numbers.
     """
 
     recurrence: int
-    kind: str
+    kind: Cause
     text: str
     numbers: Mapping[str, float] = field(default_factory=dict)
 
@@ -78,7 +89,7 @@ def boundary(
         return _drift(job, before, observations)
     if job.window is not None and recurrences >= job.window:
         text = f"the window of {job.window} recurrences is full"
-        return Boundary(number, "full", text, {"recurrences": float(recurrences)})
+        return Boundary(number, Cause.FULL, text, {"recurrences": float(recurrences)})
     return None
 
 
@@ -158,4 +169,4 @@ def _drift(job: Job, before: State, observations: Sequence[Observation]) -> Boun
         "rise": surprises.rise,
         "fall": surprises.fall,
     }
-    return Boundary(observation.recurrence, "drift", text, numbers)
+    return Boundary(observation.recurrence, Cause.DRIFT, text, numbers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,14 @@ Integers = NDArray[np.intp]
 class NoCut:
     """Train until the target or max_epochs."""
 
+    tag: ClassVar = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class CostCut:
     """Stop before the attempt's cost would exceed `threshold_j` (beta times the minimum cost, section 4.4)."""
 
+    tag: ClassVar = "cost"
     threshold_j: float
 
 
@@ -52,6 +56,7 @@ class PlannedCut:
         room_j: What it may cost where it is all but sure to complete, so that nothing has to follow.
     """
 
+    tag: ClassVar = "planned"
     log_epochs: float
     variance: float
     noise: float

@@ -52,7 +52,6 @@ __all__ = [
     "document",
     "killed",
     "savings",
-    "series",
     "skip",
     "without_joules",
 ]
@@ -254,31 +253,6 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
         unknown_since=since,
         why=why,
     )
-
-
-def series(saved: Savings) -> dict[str, float]:
-    """Return the figures as metrics, by name; cost in joules, or in seconds where there are none.
-
-    Without a baseline there are none but what is lost and skipped.
-    """
-    figures: dict[str, float] = {}
-    if saved.so_far is not None:
-        total, unit = saved.so_far.total, "s" if saved.in_seconds else "j"
-        figures["zf.saved/time_s"] = total.amount.time_s
-        if not saved.in_seconds:
-            figures["zf.saved/energy_j"] = total.amount.energy_j
-            figures["zf.saved/energy_low_j"] = total.low.energy_j
-            figures["zf.saved/energy_high_j"] = total.high.energy_j
-        figures[f"zf.saved/cost_{unit}"] = total.amount.cost_j
-        figures[f"zf.saved/cost_low_{unit}"] = total.low.cost_j
-        figures[f"zf.saved/cost_high_{unit}"] = total.high.cost_j
-        figures["zf.saved/cost_percent"] = total.amount.percent_of(saved.so_far.baseline).cost_j
-        for line in saved.so_far.lines:
-            figures[f"zf.saved/by_{line.name.replace(' ', '_')}_{unit}"] = line.amount.cost_j
-        figures["zf.saved/recurrences"] = float(saved.so_far.recurrences)
-    figures["zf.saved/lost_recurrences"] = float(saved.apart.lost.count)
-    figures["zf.saved/skipped_recurrences"] = float(saved.apart.skipped.count)
-    return figures
 
 
 def document(saved: Savings) -> dict[str, Any]:

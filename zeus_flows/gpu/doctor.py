@@ -149,7 +149,7 @@ def _energy(device: NvmlDevice) -> Check:
 
 
 def _permission(device: NvmlDevice, state_dir: Path, sliced: bool) -> Check:
-    from zeus_flows.gpu.guard import ANOTHER_JOB, PowerGuard, journal_folder
+    from zeus_flows.gpu.guard import Obstacle, PowerGuard, journal_folder
 
     name = f"permission on GPU {device.index}"
     if not device.has_power_limits:
@@ -157,11 +157,11 @@ def _permission(device: NvmlDevice, state_dir: Path, sliced: bool) -> Check:
     if sliced:
         return Check(name, Status.WARN, "not tried: the GPU is cut into MIG slices", "no limits are set")
     why_not = PowerGuard([device], journal_folder(state_dir)).probe()
-    if not why_not:
+    if why_not is None:
         return Check(name, Status.OK, "power limits may be set", "jobs profile and tune the power limit")
-    if why_not.startswith(ANOTHER_JOB):
-        return Check(name, Status.OK, why_not, "a second job on this GPU would only measure")
-    return Check(name, Status.WARN, "power limits may not be set", "jobs measure only, in observer mode", why_not)
+    if why_not.obstacle is Obstacle.ANOTHER_JOB:
+        return Check(name, Status.OK, why_not.text, "a second job on this GPU would only measure")
+    return Check(name, Status.WARN, "power limits may not be set", "jobs measure only, in observer mode", why_not.text)
 
 
 def _sharing(device: NvmlDevice, sliced: bool) -> Check:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,12 +32,35 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: A driver that is busy answers again soon; five seconds are promised.
 _TRIES, _BETWEEN_TRIES_S = 4, 0.25
 
-#: Answers of `PowerGuard.acquire`.
-NO_PERMISSION = (
+
+class Obstacle(Enum):
+    """What keeps a job from setting power limits."""
+
+    SHARED = auto()  # others use the GPU at the same time
+    ANOTHER_JOB = auto()  # another job controls it
+    PERMISSION = auto()  # this process may not
+    JOURNAL = auto()  # what is there before cannot be written down
+    DEVICE = auto()  # the GPU has no limits, or refuses them
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """Why power limits cannot be set.
+
+    Attributes:
+        obstacle: What is in the way.
+        text: That, and what to do about it, for people.
+    """
+
+    obstacle: Obstacle
+    text: str
+
+
+NO_PERMISSION = WhyNot(
+    Obstacle.PERMISSION,
     "this process may not set power limits: run it as root, give its container `--cap-add=SYS_ADMIN`, "
-    "or start the Zeus daemon (zeusd) on the machine"
+    "or start the Zeus daemon (zeusd) on the machine",
 )
-ANOTHER_JOB = "another job controls"
 
 
 def journal_folder(state_dir: Path) -> Path:
@@ -69,33 +93,35 @@ class PowerGuard:
         self._dying = False
         self._handlers: dict[int, Any] = {}
 
-    def probe(self) -> str:
+    def probe(self) -> WhyNot | None:
         """Return what `acquire` would return. The GPUs are not kept, and nothing is put back."""
         why_not = self.acquire(put_back=False)
         self.release()
         return why_not
 
-    def acquire(self, *, put_back: bool = True) -> str:
-        """Take the GPUs; return why they cannot be controlled, or nothing where they can.
+    def acquire(self, *, put_back: bool = True) -> WhyNot | None:
+        """Take the GPUs; return why they cannot be controlled, None where they can.
 
         What a dead process left is put back first. Permission is found out by setting the present limit
         again: the user's id says nothing in a container.
         """
         if self._journal is None:
-            return ""
+            return None
         for device in self._devices:
             lock = self._journal.lock(device.uuid)
             try:
                 taken = _acquire(lock)
             except OSError as error:
                 self.release()
-                return (
+                return WhyNot(
+                    Obstacle.JOURNAL,
                     f"the journal of power limits cannot be kept in {self._journal.folder} ({error.strerror}): "
-                    "set ZEUS_FLOWS_STATE_DIR to a folder that can be written to"
+                    "set ZEUS_FLOWS_STATE_DIR to a folder that can be written to",
                 )
             if not taken:
                 self.release()
-                return f"{ANOTHER_JOB} {device.uuid} (process {lock.holder()})"
+                text = f"another job controls {device.uuid} (process {lock.holder()})"
+                return WhyNot(Obstacle.ANOTHER_JOB, text)
             self._locks.append(lock)
         try:
             for device in self._devices:
@@ -107,11 +133,11 @@ class PowerGuard:
             return NO_PERMISSION
         except (ConfigError, NotSupported) as error:
             self.release()
-            return str(error)
+            return WhyNot(Obstacle.DEVICE, str(error))
         except DeviceError:
             self.release()
             raise
-        return ""
+        return None
 
     def set_power_limit_w(self, watts: float) -> None:
         """Set the power limit of every GPU; where one refuses, put all back and raise."""
@@ -249,11 +275,13 @@ class Restored:
         uuid: The GPU.
         done: Whether it is as it was before.
         text: What happened, for people.
+        denied: Whether this user may not change it; root may, and the Zeus daemon.
     """
 
     uuid: str
     done: bool
     text: str
+    denied: bool = False
 
 
 def restore_power(state_dir: Path, find: Callable[[str], Device | None]) -> tuple[Restored, ...]:
@@ -280,7 +308,8 @@ def _restore_one(journal: Journal, uuid: str, find: Callable[[str], Device | Non
             return Restored(uuid, True, "was put back by another process meanwhile")
         return Restored(uuid, True, f"the power limit is {entry.previous_w:g} W again")
     except PowerPermissionError:
-        return Restored(uuid, False, "may not be changed by this user: type `sudo zeus-flows restore-power`")
+        text = "may not be changed by this user: type `sudo zeus-flows restore-power`"
+        return Restored(uuid, False, text, denied=True)
     except (ConfigError, DeviceError) as error:
         return Restored(uuid, False, str(error))
     except OSError as error:

@@ -7,12 +7,12 @@ what a dead process left behind.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from zeus_flows.core.json import from_text, to_text
 from zeus_flows.errors import ConfigError
 from zeus_flows.process_lock import ProcessLock
 
@@ -46,7 +46,7 @@ class Journal:
         path = self._path(entry.uuid)
         draft = path.with_suffix(".draft")
         with draft.open("w") as file:
-            json.dump(asdict(entry), file)
+            file.write(to_text(entry))
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -65,8 +65,7 @@ class Journal:
         """
         path = self._path(uuid)
         try:
-            record = json.loads(path.read_text())
-            return Entry(str(record["uuid"]), float(record["previous_w"]), bool(record["clocks_locked"]), record["pid"])
+            return from_text(Entry, path.read_text())
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from zeus_flows.errors import ConfigError, DeviceError, NoDevice, NotSupported
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.device import Clock, Device
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.guard import ANOTHER_JOB, NO_PERMISSION, PowerGuard, journal_folder, restore_power
+from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot, journal_folder, restore_power
 from zeus_flows.gpu.meter import Counter, DeviceCounter, Meter, SampledCounter, Sampler, update_period_s
 from zeus_flows.gpu.simulated import CHIPS, SimulatedDevice, SimulatedWork, VirtualClock, Workload
 from zeus_flows.gpu.visible import visible_gpus
@@ -37,7 +38,9 @@ NO_GPU = (
     "no NVIDIA GPU can be used on this machine ({why}). To run on a simulated one type `--simulate v100`, "
     "or write `device: simulated-v100` in the job file; `zeus-flows doctor` says what was looked for."
 )
-SHARED = "the GPU is shared with others (MIG, MPS or time slicing): its power limit is theirs too"
+SHARED = WhyNot(
+    Obstacle.SHARED, "the GPU is shared with others (MIG, MPS or time slicing): its power limit is theirs too"
+)
 
 
 def open_gpus(
@@ -99,7 +102,7 @@ def group_of_simulated(
         clock=clock,
         energy_source=EnergySource.NONE if shared else EnergySource.SIMULATED,
         sensor="none" if shared else "model",
-        why_not=SHARED if shared else "",
+        why_not=SHARED.text if shared else "",
         work=work,
     )
 
@@ -116,7 +119,7 @@ def group_of_real(
     devices: Sequence[Device],
     *,
     guard: PowerGuard,
-    why_not: str,
+    why_not: WhyNot | None,
     shared: bool,
     clock: Clock = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -138,8 +141,8 @@ def group_of_real(
         clock=clock,
         energy_source=devices[0].energy_source if counters else EnergySource.NONE,
         sensor=sensor,
-        why_not=why_not,
-        alone=not why_not.startswith(ANOTHER_JOB),
+        why_not=why_not.text if why_not is not None else "",
+        alone=why_not is None or why_not.obstacle is not Obstacle.ANOTHER_JOB,
         watch=Watch(devices, watch_s) if watch_s else None,
         synchronize=synchronize,
         on_close=cleanup,
@@ -191,16 +194,17 @@ def _open_real(
         guard = PowerGuard(devices, journal_folder(state_dir))
         opened.callback(guard.release)
         why_not = SHARED if shared else guard.acquire()
-        if why_not == NO_PERMISSION and device == "auto" and zeusd.likely():
+        denied = why_not is not None and why_not.obstacle is Obstacle.PERMISSION
+        if denied and device == "auto" and zeusd.likely():
             try:
                 devices = _through_zeusd(devices, zeusd)
                 guard = PowerGuard(devices, journal_folder(state_dir))
                 opened.callback(guard.release)
                 why_not = guard.acquire()
             except DeviceError as error:
-                why_not = f"{NO_PERMISSION} ({error})"
-        if why_not:
-            _warn_once(f"power limits stay as they are, measuring only: {why_not}")
+                why_not = replace(NO_PERMISSION, text=f"{NO_PERMISSION.text} ({error})")
+        if why_not is not None:
+            _warn_once(f"power limits stay as they are, measuring only: {why_not.text}")
         _restore_others(state_dir, nvml, devices)
         gpus = group_of_real(devices, guard=guard, why_not=why_not, shared=shared, on_close=[nvml.close])
         opened.pop_all()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from zeus_flows.killpoints import reached
+from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
 from zeus_flows.ledger.lease import DEAD_AFTER_S, Holder, is_gone, monotonic_s, read_holder, this_process
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.outbox import Outbox
@@ -48,9 +49,9 @@ def sweep(
         bury_flow_run: Tells Prefect that a flow run is over, and why.
     """
     attempts, page = ledger.unfinished()
-    waiting = outbox.unsettled(ledger.key)
+    waiting = frozenset(map(read_ref, outbox.unsettled(ledger.key)))
     for attempt in attempts:
-        if attempt.decision.recurrence in page.ended and attempt.run_id not in waiting:
+        if attempt.decision.recurrence in page.ended and ByRun(attempt.run_id) not in waiting:
             ledger.declare_dead(attempt, "its recurrence had ended")
     buried = []
     for recurrence, claim in sorted(page.claims.items()):
@@ -95,11 +96,11 @@ def sweep_orphans(ledger: MlflowLedger, *, now_s: float, older_than_s: float = 8
     return orphans
 
 
-def _is_waited_for(claim: str, run_ids: Iterable[str], waiting: Collection[str]) -> bool:
-    """Return whether something about a recurrence is still in this machine's outbox."""
+def _is_waited_for(claim: str, run_ids: Iterable[str], waiting: Collection[AttemptRef | None]) -> bool:
+    """Return whether something about a recurrence is still in this machine's outbox; the end of one may name no run."""
     holder = read_holder(claim)
-    tokens = {attempt.rpartition("-")[0] for attempt in waiting}
-    return (holder is not None and holder.token in tokens) or any(run_id in waiting for run_id in run_ids)
+    tokens = {attempt.recurrence for attempt in waiting if isinstance(attempt, ByToken)}
+    return (holder is not None and holder.token in tokens) or any(read_ref(run_id) in waiting for run_id in run_ids)
 
 
 def _cause_of_death(

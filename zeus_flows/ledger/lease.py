@@ -7,15 +7,16 @@ disagree and move.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
+
+from zeus_flows.core.json import from_text, to_text
 
 HEARTBEAT_S: Final = 30.0
 DEAD_AFTER_S: Final = 300.0
@@ -49,7 +50,7 @@ class Holder:
 
     def dump(self) -> str:
         """Return the holder as JSON text."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return to_text(self)
 
     def next(self) -> Holder:
         """Return the holder one beat later."""
@@ -63,8 +64,8 @@ def read_holder(text: str) -> Holder | None:
     ('t', None, None)
     """
     try:
-        return Holder(**json.loads(text))
-    except (TypeError, ValueError):
+        return from_text(Holder, text)
+    except (LookupError, TypeError, ValueError):
         return None
 
 

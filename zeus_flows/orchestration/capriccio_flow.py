@@ -20,6 +20,7 @@ from zeus_flows.experiments.capriccio.lock import alone
 from zeus_flows.experiments.capriccio.report import Report, Science
 from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.orchestration.capriccio_view import ExperimentView, Silent
 from zeus_flows.orchestration.prefect_runs import page_of
 from zeus_flows.reporting.links import run_url
@@ -86,9 +87,9 @@ def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path,
     if file.simulated and file.science.replays:
         _train(experiment, view.training("every batch size on every slice"))
     context = {
-        "zf.prefect.flow_run_id": str(runtime.flow_run.id),
-        "zf.prefect.flow_run_name": str(runtime.flow_run.name),
-        "zf.prefect.url": page_of(runtime.flow_run.ui_url),
+        names.PREFECT_FLOW_RUN_ID: str(runtime.flow_run.id),
+        names.PREFECT_FLOW_RUN_NAME: str(runtime.flow_run.name),
+        names.PREFECT_URL: page_of(runtime.flow_run.ui_url),
     }
     for part in experiment.slices:
         lease.check()

@@ -11,6 +11,7 @@ from prefect.states import Completed
 
 from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.open_ledger import open_durable
 from zeus_flows.orchestration.fleet import with_fleet_mode
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
@@ -68,10 +69,10 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     job = job_file.core(trainer.energy_source)
     flow_run_id = str(runtime.flow_run.id)
     context = {
-        "zf.prefect.flow_run_id": flow_run_id,
-        "zf.prefect.flow_run_name": str(runtime.flow_run.name),
-        "zf.prefect.url": page_of(runtime.flow_run.ui_url),
-        "zf.code_revision": trainer.code_revision,
+        names.PREFECT_FLOW_RUN_ID: flow_run_id,
+        names.PREFECT_FLOW_RUN_NAME: str(runtime.flow_run.name),
+        names.PREFECT_URL: page_of(runtime.flow_run.ui_url),
+        names.CODE_REVISION: trainer.code_revision,
     }
     with closing(
         open_durable(

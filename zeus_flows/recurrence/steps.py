@@ -18,6 +18,7 @@ from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.protocol import Ledger
 from zeus_flows.recurrence.loop import Attempt, Trainer
 
@@ -58,7 +59,7 @@ class LocalSteps:
         self._learning_rate = learning_rate
         self._decided_on = policy.initial(job)
         self.job, self.ledger, self.trainer = job, ledger, trainer
-        self._context = {"zf.gpu": trainer.gpu.key} | dict(context or {})
+        self._context = {names.GPU: trainer.gpu.key} | dict(context or {})
         self._gate = None if job.mode is Mode.OFF else gate
 
     def begin(self) -> int:
@@ -126,7 +127,7 @@ class LocalSteps:
         reached("after-decide")
         context = self._context
         if self._learning_rate is not None:
-            context = {**context, "zf.learning_rate": f"{self._learning_rate(decision.batch_size):g}"}
+            context = {**context, names.LEARNING_RATE: f"{self._learning_rate(decision.batch_size):g}"}
         attempt_id = self.ledger.decided(decision, context)
         reached("after-decided")
         state, gpu = history.state, self.trainer.gpu

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from zeus_flows.core.drift_windows import DriftWindow, fold_windows
+from zeus_flows.core.drift_windows import Cause, DriftWindow, fold_windows
 from zeus_flows.core.job import Job
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.job_file import JobFile
+from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.names import RunKind
+from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.reporting.text import cost_text
 
 if TYPE_CHECKING:
@@ -79,10 +82,11 @@ def read_drift(job_file: JobFile, tracking_uri: str) -> DriftHistory:
     experiment = store.experiment(job.name)
     if experiment is None:
         return DriftHistory(job, (), (), ())
-    found = store.client.search_runs([experiment.experiment_id], "tags.`zf.kind` = 'drift-window'", max_results=1000)
+    windows = having({names.KIND: RunKind.DRIFT_WINDOW})
+    found = store.client.search_runs([experiment.experiment_id], windows, max_results=1000)
     runs = sorted((_window_run(store.client, run) for run in found), key=lambda w: w.number)
-    newest = max(found, key=lambda run: int(run.data.params["zf.window"]), default=None)
-    source = EnergySource(newest.data.tags["zf.energy_source"]) if newest else EnergySource.MEASURED
+    newest = max(found, key=lambda run: int(run.data.params[names.WINDOW]), default=None)
+    source = EnergySource(newest.data.tags[names.ENERGY_SOURCE]) if newest else EnergySource.MEASURED
     job = job_file.core(source)
     observations = open_direct(job, tracking_uri=tracking_uri, energy_source=source).observations()
     return DriftHistory(job, tuple(runs), fold_windows(job, observations), observations)
@@ -110,7 +114,7 @@ def show_drift(console: Console, history: DriftHistory) -> None:
     if not history.windows:
         console.print("Nothing that was observed counts for this job's settings.")
         return
-    drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind == "drift"]
+    drifts = [w for w in history.windows if w.ended_by is not None and w.ended_by.kind is Cause.DRIFT]
     console.print(
         f"\n{len(history.observations)} observations count; "
         + (f"drift was noticed {_times(len(drifts))} in them." if drifts else "no drift was noticed in them.")
@@ -169,17 +173,17 @@ def draw_drift(history: DriftHistory, folder: Path) -> tuple[Path, ...]:
 
 
 def _window_run(client: MlflowClient, run: Any) -> WindowRun:
-    series = client.get_metric_history(run.info.run_id, "zf.cost_j")
-    gate = {p.step: p.value for p in client.get_metric_history(run.info.run_id, "zf.gate/skipped")}
+    series = client.get_metric_history(run.info.run_id, names.COST_J)
+    gate = {p.step: p.value for p in client.get_metric_history(run.info.run_id, names.GATE_SKIPPED)}
     return WindowRun(
-        number=int(run.data.params["zf.window"]),
+        number=int(run.data.params[names.WINDOW]),
         run_id=str(run.info.run_id),
-        opened_by=str(run.data.params["zf.opened_by"]),
+        opened_by=str(run.data.params[names.OPENED_BY]),
         recurrences=tuple(sorted({int(point.step) for point in series})),
-        is_open="zf.next_window" not in run.data.params,
-        ended_by=str(run.data.tags.get("zf.ended_by", "")),
-        evidence=str(run.data.tags.get("zf.evidence", "")),
-        best_batch_size=str(run.data.tags.get("zf.best_batch_size", "")),
+        is_open=names.NEXT_WINDOW not in run.data.params,
+        ended_by=str(run.data.tags.get(names.ENDED_BY, "")),
+        evidence=str(run.data.tags.get(names.EVIDENCE, "")),
+        best_batch_size=str(run.data.tags.get(names.BEST_BATCH_SIZE, "")),
         asked=len(gate),
         skipped=tuple(sorted(int(step) for step, value in gate.items() if value)),
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zeus_flows.core.drift_windows import DriftWindow
+from zeus_flows.core.drift_windows import Cause, DriftWindow
 from zeus_flows.core.records import Observation
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def _mark_windows(axis: Axes, windows: Sequence[DriftWindow]) -> None:
     for window in windows:
         if window.number % 2 == 0:
             axis.axvspan(window.first - 0.5, window.last + 0.5, color="#f1f0ec", zorder=0, linewidth=0)
-        if window.ended_by is not None and window.ended_by.kind == "drift":
+        if window.ended_by is not None and window.ended_by.kind is Cause.DRIFT:
             axis.axvline(window.last + 0.5, color=RESET, linewidth=1.4, linestyle=(0, (4, 2)))
 
 
@@ -301,7 +301,7 @@ def _legend_10(top: Axes, series: Sequence[Point], windows: Sequence[DriftWindow
         )
     if any(len(p.batch_sizes) > 1 for p in series):
         handles.append(_proxy(marker="x", color=COLOURS[1], linestyle="none", label="stopped, then retried"))
-    if any(w.ended_by is not None and w.ended_by.kind == "drift" for w in windows):
+    if any(w.ended_by is not None and w.ended_by.kind is Cause.DRIFT for w in windows):
         handles.append(_proxy(color=RESET, linestyle=(0, (4, 2)), label="drift: epochs forgotten"))
     if len(windows) > 1:
         from matplotlib.patches import Patch

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.names import RunKind
+from zeus_flows.ledger.mlflow.query import having
+
 #: Where `mlflow ui` listens unless told otherwise.
 LOCAL_UI = "http://127.0.0.1:5000"
 
@@ -28,7 +32,7 @@ def experiment_url(tracking_uri: str, experiment_id: str) -> str:
 
 def series_url(tracking_uri: str, experiment_id: str) -> str:
     """Return the address of the charts over recurrences: the drift windows' runs, drawn as lines."""
-    only_windows = quote("tags.`zf.kind` = 'drift-window'")
+    only_windows = quote(having({names.KIND: RunKind.DRIFT_WINDOW}))
     return f"{experiment_url(tracking_uri, experiment_id)}/runs?searchFilter={only_windows}&compareRunsMode=CHART"
 
 

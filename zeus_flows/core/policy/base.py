@@ -103,8 +103,47 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class RunCost:
+    """What a run of an arm is believed to cost.
+
+    Attributes:
+        expected_j: Its mean, in joules.
+        spread: Standard deviation of the log of that mean.
+        noise: Standard deviation of the log of one run's cost around it.
+    """
+
+    expected_j: float
+    spread: float
+    noise: float
+
+    def likely_j(self, deviations: float) -> float:
+        """Return what a run may cost, so many standard deviations above what is expected.
+
+        >>> RunCost(100.0, 0.3, 0.4).likely_j(0.0)
+        100.0
+        """
+        return self.expected_j * math.exp(min(deviations * math.hypot(self.spread, self.noise), 50.0))
+
+
+def not_believed() -> RunCost | None:
+    """Return what is believed of an arm that nothing is known of."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """A batch size, when to stop it, and why."""
+    """A batch size, when to stop it, and why.
+
+    Attributes:
+        batch_size: The arm.
+        reason: Why, for people.
+        cut: When to stop it.
+        explores: Whether it is there to learn.
+        tune_power: Whether the power limit may be changed.
+        power_limit_w: The limit it is fixed to; None: the profile decides.
+        control: Whether the default runs to be compared with.
+        run_cost: Returns what a run of it is believed to cost. A function, as most decisions do not ask.
+    """
 
     batch_size: int
     reason: Reason
@@ -112,6 +151,8 @@ class Choice:
     explores: bool = False
     tune_power: bool = True
     power_limit_w: float | None = None
+    control: bool = False
+    run_cost: Callable[[], RunCost | None] = field(default=not_believed, compare=False)
 
 
 B = TypeVar("B")

@@ -181,10 +181,8 @@ def _fits(job: Job, state: State, ask: Ask, choice: Choice, gpu: Gpu, bounds: Bo
 
 def _cost(choice: Choice, deviations: float) -> float | None:
     """Return what a run of the chosen arm may cost, so many standard deviations above what is expected."""
-    arm = next((a for a in choice.reason.arms if a.batch_size == choice.batch_size), None)
-    if arm is None or arm.expected_cost_j is None:
-        return None
-    return arm.expected_cost_j * math.exp(min(deviations * math.hypot(arm.spread or 0.0, arm.noise or 0.0), 50.0))
+    believed = choice.run_cost()
+    return None if believed is None else believed.likely_j(deviations)
 
 
 def _held_back(safe: Choice, wished: Choice, why: str) -> Choice:

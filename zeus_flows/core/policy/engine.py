@@ -25,8 +25,6 @@ from zeus_flows.core.policy.state import State, believable, changed, count, less
 from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Ask, Asked, Decision, Gap, Observation, decision_seed
 
-CONTROL = "control"  # the kind of reason a control recurrence has
-
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
 
@@ -99,7 +97,7 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
         explores=choice.explores,
         tune_power=choice.tune_power and job.mode in _TUNING,
         power_limit_w=choice.power_limit_w,
-        control=choice.reason.kind == CONTROL,
+        control=choice.control,
         mode=job.mode,
         asked=Asked(
             gpu=ask.gpu,
@@ -152,7 +150,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
         default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
     if is_control(job, ask.recurrence) and ask.attempt == 1 and default == job.default_batch_size:
         text = f"one recurrence in {job.control} is a control: the default batch size {default}, at the limit there is"
-        return Choice(default, Reason(CONTROL, text), tune_power=False)
+        return Choice(default, Reason("control", text), tune_power=False, control=True)
     if job.mode is not Mode.FULL:
         fits = "" if default == job.default_batch_size else f", as {job.default_batch_size} does not fit"
         text = f"the job's mode is {job.mode}: the batch size stays {default}{fits}"

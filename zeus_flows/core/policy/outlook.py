@@ -13,7 +13,7 @@ from zeus_flows.core.belief import EpochsBelief, epoch_costs, whole_epochs
 from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
 from zeus_flows.core.job import Job
 from zeus_flows.core.lazy import lazy
-from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, View, from_log
+from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, RunCost, View, from_log
 from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
 from zeus_flows.core.text import cost_text, times
 
@@ -198,6 +198,12 @@ class Outlook:
             at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if self.belief.runs[arm] else 1,
         )
 
+    def run_cost(self, arm: int) -> RunCost:
+        """Return what a run of an arm is believed to cost."""
+        expected = np.exp(np.minimum(self.mu, LARGEST_LOG))
+        noise = np.sqrt(self.belief.posterior.noise)
+        return RunCost(float(expected[arm]), float(self.deviation[arm]), float(noise[arm]))
+
     def chances(self) -> Floats:
         """Return each feasible arm's probability of being the cheapest, by a fixed set of draws."""
         draws = self.mu + _standard_normals(len(self.mu)) @ self.root.T
@@ -289,6 +295,7 @@ def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = 
         batch_size,
         Reason.later(kind, tell, numbers(outlook)),
         cut=NoCut() if uncut else outlook.planned_cut(best),
+        run_cost=lambda: outlook.run_cost(best),
     )
 
 
@@ -327,6 +334,7 @@ def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
         Reason.later(kind, tell, {**numbers(outlook), "gain_j": gain_j}),
         cut=outlook.planned_cut(arm),
         explores=True,
+        run_cost=lambda: outlook.run_cost(arm),
     )
 
 

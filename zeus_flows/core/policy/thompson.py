@@ -61,6 +61,7 @@ class Thompson(shared_belief.OnSharedBelief):
             Reason.later(kind, tell, numbers),
             cut=outlook.planned_cut(arm),
             explores=arm != best,
+            run_cost=lambda: outlook.run_cost(arm),
         )
 
 

@@ -15,7 +15,7 @@ from zeus_flows.core.bandit import Belief, Runs, learnt_variance, observe, predi
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import ROUNDS, next_in_round
 from zeus_flows.core.job import Job
-from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
+from zeus_flows.core.policy.base import Choice, Lesson, Policy, RunCost, View
 from zeus_flows.core.policy.outlook import first_run
 from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
 from zeus_flows.core.text import cost_text, times
@@ -126,16 +126,17 @@ class _Look:
 
     def run_best(self, kind: str, why: str, *, uncut: bool = False) -> Choice:
         assert self.best is not None
-        cost, runs = self.expected_j(self.best), self.runs(self.best).epochs.count
+        best, cost, runs = self.best, self.expected_j(self.best), self.runs(self.best).epochs.count
 
         def tell() -> Explanation:
             known = f"about {cost_text(self.job, cost)} a run, {times(runs)} so far"
-            return f"batch size {self.best} is the best known: {known}{why}", self.arms()
+            return f"batch size {best} is the best known: {known}{why}", self.arms()
 
         return Choice(
-            self.best,
+            best,
             Reason.later(kind, tell, {"best_cost_j": cost}),
             cut=NoCut() if uncut else self.cut(),
+            run_cost=lambda: self.run_cost(best),
         )
 
     def prune(self) -> Choice | None:
@@ -170,6 +171,7 @@ class _Look:
             Reason.later("pruning", tell, {"round": float(number), "best_cost_j": best_j}),
             cut=self.cut(),
             explores=arm != self.best,
+            run_cost=lambda: self.run_cost(arm),
         )
 
     def sample(self) -> Choice:
@@ -196,6 +198,7 @@ class _Look:
             Reason.later(kind, tell, {"drawn_cost_j": draws[arm], "best_cost_j": best_j}),
             cut=self.cut(),
             explores=arm != self.best,
+            run_cost=lambda: self.run_cost(arm),
         )
 
     def posterior(self, arm: int) -> Belief:
@@ -203,6 +206,15 @@ class _Look:
         epochs, cost = self.runs(arm).epochs, self.costs[arm]
         costs = Runs(epochs.count, self.expected_j(arm), epochs.squares * cost**2)
         return observe(costs, variance=learnt_variance(costs), prior=self.job.prior)
+
+    def run_cost(self, arm: int) -> RunCost | None:
+        """Return what a run of an arm is believed to cost; None where it has not reached the target."""
+        return self._known_cost(arm) if arm in self.converged else None
+
+    def _known_cost(self, arm: int) -> RunCost:
+        belief, epochs = self.posterior(arm), self.runs(arm).epochs
+        spread = math.sqrt(belief.variance) / belief.mean if belief.mean > 0 else 0.0
+        return RunCost(belief.mean, spread, math.sqrt(learnt_variance(epochs)) / epochs.mean)
 
     def arms(self, draws: Mapping[int, float] | None = None) -> tuple[ArmBelief, ...]:
         return tuple(self._arm(b, (draws or {}).get(b)) for b in self.job.batch_sizes)
@@ -215,11 +227,11 @@ class _Look:
             stopped = self.count(arm)
             status = "pruned" if stopped >= ROUNDS else "stopped" if stopped else "untried"
             return ArmBelief(arm, 0, status=status, stopped=stopped)
-        belief = self.posterior(arm)
-        spread = math.sqrt(belief.variance) / belief.mean if belief.mean > 0 else None
-        noise = math.sqrt(learnt_variance(runs.epochs)) / runs.epochs.mean
-        stopped = self.count(arm) - runs.converged
-        return ArmBelief(arm, runs.converged, belief.mean, spread, drawn, "known", noise=noise, stopped=stopped)
+        cost, stopped = self._known_cost(arm), self.count(arm) - runs.converged
+        spread = cost.spread if cost.expected_j > 0 else None
+        return ArmBelief(
+            arm, runs.converged, cost.expected_j, spread, drawn, "known", noise=cost.noise, stopped=stopped
+        )
 
 
 _NO_RUNS = ArmRuns()

@@ -25,9 +25,12 @@ from zeus_flows.experiments.capriccio.results import SliceOutcome, outcomes
 from zeus_flows.experiments.capriccio.slices import Slice
 from zeus_flows.experiments.capriccio.tracking import Tracking
 from zeus_flows.job_file import JobFile
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.names import RunKind
+from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.ledger.open_ledger import open_direct
 from zeus_flows.recurrence.loop import Attempt, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
@@ -160,9 +163,10 @@ class ContenderRun:
 
     def _tidy(self, number: int) -> None:
         """End the runs of a recurrence that a killed process left open: observed ones, and ones that lead nowhere."""
-        asked = f"tags.`zf.kind` = 'attempt' and tags.`zf.recurrence` = '{number}' and attributes.status = 'RUNNING'"
+        its_attempts = having({names.KIND: RunKind.ATTEMPT, names.RECURRENCE: str(number)})
+        asked = f"{its_attempts} and attributes.status = 'RUNNING'"
         for run in self._store.client.search_runs([self._ledger.experiment_id], asked):
-            written = run.data.params.get("zf.observation")
+            written = run.data.params.get(names.OBSERVATION)
             if written is None:
                 self._store.delete(str(run.info.run_id))
             else:
@@ -195,7 +199,7 @@ class Experiment:
         results = {}
         for contender in self.contenders:
             gated = self.curves if self.file.contenders[contender.name].gate else None
-            contender.run(part, {"zf.slice_day": part.day.isoformat(), **(context or {})}, gated)
+            contender.run(part, {names.SLICE_DAY: part.day.isoformat(), **(context or {})}, gated)
             mine = tuple(o for o in contender.observations() if o.recurrence == part.number)
             if mine:
                 results[contender.name] = outcomes(contender.job, mine, self.curves)[part.number]

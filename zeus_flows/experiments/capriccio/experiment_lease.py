@@ -21,10 +21,10 @@ from mlflow.entities import Run
 
 from zeus_flows.errors import ConfigError, DeclaredDead, StoreError
 from zeus_flows.ledger.lease import DEAD_AFTER_S, HEARTBEAT_S, Holder, is_gone, monotonic_s, read_holder, this_process
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 
 _LOOK_S: Final = 5.0  # between two looks at another machine's beat
-_HOLDER: Final = "zf.holder."
 
 
 class Lease:
@@ -66,12 +66,12 @@ class Lease:
         while not self.number:
             params = self._store.params(self._run_id)
             last, holder = _last(params)
-            if holder is not None and f"zf.released.{last}" not in params:
+            if holder is not None and names.experiment_released(last) not in params:
                 self._wait_for_the_end_of(holder, last, say)
             mine = self._holder.dump()
-            if self._store.set_once(self._run_id, f"{_HOLDER}{last + 1}", mine) == mine:
+            if self._store.set_once(self._run_id, names.experiment_holder(last + 1), mine) == mine:
                 self.number = last + 1
-        self._store.log(self._run_id, tags={"zf.lease": self._holder.dump()})
+        self._store.log(self._run_id, tags={names.LEASE: self._holder.dump()})
 
     def check(self) -> None:
         """Make sure that the lease is still ours.
@@ -89,11 +89,11 @@ class Lease:
     def beat(self, store: Store) -> None:
         """Write a heartbeat. The store must not be used by another thread at the same time."""
         self._holder = self._holder.next()
-        store.log(self._run_id, tags={"zf.lease": self._holder.dump()})
+        store.log(self._run_id, tags={names.LEASE: self._holder.dump()})
 
     def release(self) -> None:
         """Let go."""
-        self._store.set_once(self._run_id, f"zf.released.{self.number}", "released")
+        self._store.set_once(self._run_id, names.experiment_released(self.number), "released")
 
     def _wait_for_the_end_of(self, holder: Holder, number: int, say: Callable[[str], None]) -> None:
         """Return when a holder has let go or is known to be gone; raise where it is there."""
@@ -112,7 +112,7 @@ class Lease:
         while self._clock() - since_s < DEAD_AFTER_S:
             self._sleep(_LOOK_S)
             run = self._store.run(self._run_id)
-            if f"zf.released.{number}" in run.data.params:
+            if names.experiment_released(number) in run.data.params:
                 return
             if _beat(run, holder) != beat:
                 raise there
@@ -166,11 +166,11 @@ def _keep_saying_so(lease: Lease, store: Store, over: threading.Event, every_s: 
 
 def _last(params: Mapping[str, str]) -> tuple[int, Holder | None]:
     """Return the number of the newest holder, and who it is."""
-    numbers = [int(name.removeprefix(_HOLDER)) for name in params if name.startswith(_HOLDER)]
-    last = max(numbers, default=0)
-    return last, read_holder(params[f"{_HOLDER}{last}"]) if last else None
+    numbers = (names.experiment_holder_number(name) for name in params)
+    last = max((number for number in numbers if number is not None), default=0)
+    return last, read_holder(params[names.experiment_holder(last)]) if last else None
 
 
 def _beat(run: Run, holder: Holder) -> int:
-    said = read_holder(run.data.tags.get("zf.lease", ""))
+    said = read_holder(run.data.tags.get(names.LEASE, ""))
     return said.beat if said is not None and said.token == holder.token else 0

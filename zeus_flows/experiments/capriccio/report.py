@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zeus_flows.core.drift_windows import fold_windows
+from zeus_flows.core.drift_windows import Cause, fold_windows
 from zeus_flows.core.job import Drift
 from zeus_flows.experiments.capriccio.bert import describe
 from zeus_flows.experiments.capriccio.contenders import ContenderRun, Experiment
@@ -20,6 +20,7 @@ from zeus_flows.experiments.capriccio.science import (
     Interval,
     recorded_regret,
 )
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.reporting import figures
 from zeus_flows.reporting.page import ReportPage
 from zeus_flows.reporting.text import joules, seconds
@@ -78,7 +79,7 @@ def write_report(experiment: Experiment, science: Science | None, folder: Path) 
         files += drawn
         page.figure(drawn[0], f"{contender.name}: energy to accuracy, time to accuracy and batch size per slice.")
         page.points(
-            [f"slice {w.last}: {w.ended_by.text}" for w in windows if w.ended_by and w.ended_by.kind == "drift"]
+            [f"slice {w.last}: {w.ended_by.text}" for w in windows if w.ended_by and w.ended_by.kind is Cause.DRIFT]
             or [_no_drift(contender)]
         )
     if science is not None:
@@ -127,7 +128,7 @@ def _summary(
     for contender in experiment.contenders:
         name, mine = contender.name, outcomes[contender.name]
         cost = sum(o.cost_j for o in mine.values())
-        values[f"zf.total_cost_j/{name}"] = cost
+        values[names.total_cost_j(name)] = cost
         rows.append(
             [
                 name,
@@ -141,8 +142,8 @@ def _summary(
         )
         if science is not None and name in science.real.replays:
             regret = recorded_regret((mine[s.number].cost_j for s in experiment.slices), science.real.oracle).sum()
-            values[f"zf.regret/{name}"] = float(regret)
-            values[f"zf.regret_expected/{name}"] = science.real.regret(name).mean
+            values[names.regret(name)] = float(regret)
+            values[names.regret_expected(name)] = science.real.regret(name).mean
             apart = "" if name == reference else str(science.real.difference(name, reference))
             compared = "default" in science.real.replays and name != "default"
             saved = f"{science.real.cost_against(name, 'default')} %" if compared else ""
@@ -217,7 +218,7 @@ def _science(
             "much comes without any drift."
         )
     )
-    values["zf.worth_of_adapting"] = oracle.worth_of_adapting
+    values[names.WORTH_OF_ADAPTING] = oracle.worth_of_adapting
     hopeless = int((~oracle.always_reaches).all(axis=1).sum())
     if hopeless:
         page.note(
@@ -278,7 +279,7 @@ def _placebo(page: ReportPage, science: Science, placebo: Findings, values: dict
     if science.detector is None:
         return
     rate = placebo.alarm_rate(science.detector)
-    values["zf.false_alarms_per_100"] = rate.mean
+    values[names.FALSE_ALARMS_PER_100] = rate.mean
     page.heading("The detector on trial")
     page.text(
         f"`{science.detector}` forgets what it knows of epochs when runs surprise it. In the placebo nothing drifts, "
@@ -295,7 +296,7 @@ def _placebo(page: ReportPage, science: Science, placebo: Findings, values: dict
         ],
     )
     for d in science.detections:
-        values[f"zf.noticed/times_{d.factor:g}"] = d.noticed.mean
+        values[names.noticed(f"{d.factor:g}")] = d.noticed.mean
 
 
 def _percent(share: Interval) -> str:

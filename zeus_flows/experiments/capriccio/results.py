@@ -10,6 +10,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import Observation, decision_seed
 from zeus_flows.experiments.capriccio.curves import Curves
 from zeus_flows.experiments.capriccio.models import Scores
+from zeus_flows.ledger.mlflow import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,19 @@ class SliceOutcome:
         return self.batch_sizes[-1]
 
     def measures(self) -> dict[str, float | None]:
-        """Return the outcome as MLflow metrics."""
+        """Return it as metrics, by the names that they have before that of the contender."""
         values: dict[str, float | None] = {
-            "zf.cost_j": self.cost_j,
-            "zf.energy_to_accuracy_j": self.energy_j,
-            "zf.time_to_accuracy_s": self.time_s,
-            "zf.batch_size": float(self.batch_size),
-            "zf.power_limit_w": self.power_limit_w,
-            "zf.epochs": float(self.epochs),
-            "zf.attempts": float(len(self.batch_sizes)),
-            "zf.converged": float(self.converged),
+            names.COST_J: self.cost_j,
+            names.ENERGY_TO_ACCURACY_J: self.energy_j,
+            names.TIME_TO_ACCURACY_S: self.time_s,
+            names.BATCH_SIZE: float(self.batch_size),
+            names.POWER_LIMIT_W: self.power_limit_w,
+            names.EPOCHS: float(self.epochs),
+            names.ATTEMPTS: float(len(self.batch_sizes)),
+            names.CONVERGED: float(self.converged),
         }
         if self.scores is not None:
-            values |= {f"zf.{name}": value for name, value in self.scores._asdict().items()}
+            values |= self.scores._asdict()
         return values
 
 

@@ -10,6 +10,7 @@ from zeus_flows.experiments.capriccio.contenders import Experiment
 from zeus_flows.experiments.capriccio.curves import Curves, FillProgress
 from zeus_flows.experiments.capriccio.report import LOOKS_FOR_DRIFT, Report, Science, write_report
 from zeus_flows.experiments.capriccio.science import detections, measure, slice_traces
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.settings import Settings
 
 
@@ -53,5 +54,5 @@ def examine(
 def report(experiment: Experiment, science: Science | None, folder: Path) -> Report:
     """Write the report, and put it and the results into MLflow."""
     written = write_report(experiment, science, folder)
-    experiment.tracking.results(written.values, written.files, {"zf.report": "report.html"})
+    experiment.tracking.results(written.values, written.files, {names.REPORT: "report.html"})
     return written

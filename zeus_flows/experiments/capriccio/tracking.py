@@ -25,12 +25,16 @@ from typing import Any, Final
 from mlflow.entities import Dataset as MlflowDataset
 from mlflow.entities import DatasetInput, InputTag, Metric
 
+from zeus_flows.core.json import to_text
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.datasets import Dataset
 from zeus_flows.experiments.capriccio.file import ExperimentFile
 from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.names import RunKind
+from zeus_flows.ledger.mlflow.query import having
 
 _SEARCH_AT_ONCE: Final = 1000
 
@@ -54,13 +58,13 @@ class Tracking:
         self.uri = str(store.client.tracking_uri)
         self.experiment_id = self._experiment()
         self.run_id = self._find_run()
-        self._once("zf.digest", file.digest(dataset), "was begun with other data, slices, model or job")
+        self._once(names.DIGEST, file.digest(dataset), "was begun with other data, slices, model or job")
         for name, contender in file.contenders.items():
-            settings = json.dumps(contender.model_dump(mode="json"), sort_keys=True)
-            self._once(f"zf.contender.{name}", settings, f"was begun with another policy for {name}")
-        store.log(self.run_id, params={"zf.slices": str(len(slices)), "zf.rows": str(len(dataset))})
-        found = self._search("slice")
-        self._slices = {int(run.data.tags["zf.slice"]): run for run in found}
+            settings = json.dumps(contender.model_dump(mode="json"), sort_keys=True)  # compared as text for ever
+            self._once(names.contender(name), settings, f"was begun with another policy for {name}")
+        store.log(self.run_id, params={names.SLICES: str(len(slices)), names.ROWS: str(len(dataset))})
+        found = self._search(RunKind.SLICE)
+        self._slices = {int(run.data.tags[names.SLICE]): run for run in found}
 
     @property
     def written(self) -> int:
@@ -74,13 +78,13 @@ class Tracking:
             return
         if standing is None:
             tags = {
-                "zf.kind": "slice",
-                "zf.slice": str(part.number),
-                "zf.slice_day": part.day.isoformat(),
+                names.KIND: RunKind.SLICE,
+                names.SLICE: str(part.number),
+                names.SLICE_DAY: part.day.isoformat(),
                 "mlflow.parentRunId": self.run_id,
             }
             candidate = self._store.create_run(self.experiment_id, name=f"slice {part.number} · {part.day}", tags=tags)
-            run_id = self._store.set_once(self.run_id, f"zf.slice.{part.number}", candidate)
+            run_id = self._store.set_once(self.run_id, names.slice_run(part.number), candidate)
             if run_id != candidate:
                 self._store.delete(candidate)
         else:
@@ -89,13 +93,13 @@ class Tracking:
         profile = {"num_rows": part.rows, "first": str(part.began), "last": str(part.ended), "overlap": part.overlap}
         self._log_input(run_id, f"{self._dataset.name} slice {part.number}", digest, profile)
         values: dict[str, float | None] = {
-            "zf.rows": float(part.rows),
-            "zf.positive_share": part.positive,
-            "zf.majority_accuracy": part.majority,
-            "zf.overlap": part.overlap,
+            names.ROWS: float(part.rows),
+            names.POSITIVE_SHARE: part.positive,
+            names.MAJORITY_ACCURACY: part.majority,
+            names.OVERLAP: part.overlap,
         }
         for name, outcome in outcomes.items():
-            values |= {f"{measure}/{name}": value for measure, value in outcome.measures().items()}
+            values |= {names.of_contender(measure, name): value for measure, value in outcome.measures().items()}
         for target in (run_id, self.run_id):
             self._store.log(target, metrics=_metrics(values, step=part.number))
         self._store.end(run_id)
@@ -128,7 +132,7 @@ class Tracking:
         standing = self._store.root(companion)
         if standing is None:
             # Nothing names it yet: an earlier version, or a process that was killed at this point, may have made it.
-            nameless = self._search("experiment")
+            nameless = self._search(RunKind.EXPERIMENT)
             candidate = str(nameless[-1].info.run_id) if nameless else self._begin()
             standing = self._store.name_root(companion, candidate)
             if standing[1] != candidate and not nameless:
@@ -143,14 +147,14 @@ class Tracking:
 
     def _begin(self) -> str:
         """Create a run for the experiment, with its dataset."""
-        tags = {"zf.kind": "experiment", "zf.malformed_lines": str(self._dataset.malformed.bad)}
+        tags = {names.KIND: RunKind.EXPERIMENT, names.MALFORMED_LINES: str(self._dataset.malformed.bad)}
         run_id = self._store.create_run(self.experiment_id, name=self._file.name, tags=tags)
         self._log_input(run_id, self._dataset.name, self._dataset.digest, _profile(self._dataset))
         return run_id
 
-    def _search(self, kind: str) -> list[Any]:
+    def _search(self, kind: RunKind) -> list[Any]:
         runs = self._store.client.search_runs(
-            [self.experiment_id], f"tags.`zf.kind` = '{kind}'", max_results=_SEARCH_AT_ONCE
+            [self.experiment_id], having({names.KIND: kind}), max_results=_SEARCH_AT_ONCE
         )
         return sorted(runs, key=lambda run: int(run.info.start_time), reverse=True)
 
@@ -163,8 +167,8 @@ class Tracking:
             name=name,
             digest=digest,
             source_type="local",
-            source=json.dumps({"name": self._dataset.name}),
-            profile=json.dumps(profile),
+            source=to_text({"name": self._dataset.name}),
+            profile=to_text(profile),
         )
         tag = InputTag("mlflow.data.context", "training")
         self._store.log_input(run_id, DatasetInput(dataset, [tag]))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation
 from zeus_flows.errors import StoreError
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.layout import Structure
+from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.pages import Page
 
 log = logging.getLogger(__name__)
@@ -28,41 +29,44 @@ class OpenAttempt:
     lease: str
 
 
-class Attempts(Structure):
+class Attempts:
     """Reads attempts by the ids of their runs; keeps what it has read of closed ones.
 
     Args:
         job: Whose they are.
         store: MLflow, as bounded calls.
         energy_source: Only observations of this source count.
-        comparable: What the fingerprint is made of, in words, by name.
+        layout: The job's windows and pages.
     """
 
-    def __init__(
-        self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(job, store, energy_source, comparable)
+    def __init__(self, job: Job, store: Store, energy_source: EnergySource, layout: Layout) -> None:
+        self._job, self._store, self._energy_source, self._layout = job, store, energy_source, layout
         self._closed: dict[str, Observation | None] = {}  # None: its run is gone
         self._last_start_ms: int | None = None
 
-    def _read_attempts(self, run_ids: Iterable[str], *, timed: Iterable[str] = ()) -> tuple[OpenAttempt, ...]:
-        """Read those attempts that are not known to be closed; return those that are open. `timed`: only when."""
+    def read(self, run_ids: Iterable[str], *, newest: str | None = None) -> tuple[OpenAttempt, ...]:
+        """Read those attempts that are not known to be closed; return those that are open.
+
+        Args:
+            run_ids: Which.
+            newest: An attempt of which it is read when it started, where that of none is known.
+        """
         wanted = [run_id for run_id in run_ids if run_id not in self._closed]
+        timed = [newest] if newest is not None and self._last_start_ms is None else []
         looked_up = list(dict.fromkeys((*wanted, *timed)))
-        found = self._store.runs(self.experiment_id, looked_up) if looked_up else {}
+        found = self._store.runs(self._layout.experiment_id, looked_up) if looked_up else {}
         if found:
-            newest_ms = max(int(run.info.start_time) for run in found.values())
-            self._last_start_ms = max(self._last_start_ms or 0, newest_ms)
+            self.started(max(int(run.info.start_time) for run in found.values()))
         still_open = []
         for run_id in wanted:
             run = found.get(run_id)
             params = run.data.params if run is not None else {}
             try:
-                if "zf.observation" in params:
-                    self._closed[run_id] = codec.load_observation(params["zf.observation"])
-                elif run is not None and "zf.decision" in params:
-                    decision = codec.load_decision(params["zf.decision"])
-                    still_open.append(OpenAttempt(run_id, decision, run.data.tags.get("zf.lease", "")))
+                if names.OBSERVATION in params:
+                    self._closed[run_id] = codec.load_observation(params[names.OBSERVATION])
+                elif run is not None and names.DECISION in params:
+                    decision = codec.load_decision(params[names.DECISION])
+                    still_open.append(OpenAttempt(run_id, decision, run.data.tags.get(names.LEASE, "")))
                 else:
                     log.warning("run %s of %s is gone; what it observed no longer counts", run_id, self._job.name)
                     self._closed[run_id] = None
@@ -70,9 +74,17 @@ class Attempts(Structure):
                 raise StoreError(f"run {run_id} of {self._job.name}: {error}") from None
         return tuple(still_open)
 
-    def _counting(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Observation, ...]:
+    def close(self, run_id: str, observation: Observation) -> None:
+        """Keep an attempt's observation, as everybody else will read it."""
+        self._closed[run_id] = observation
+
+    def observation_of(self, run_id: str) -> Observation | None:
+        """Return what was read of an attempt; None where it is open, unread or gone."""
+        return self._closed.get(run_id)
+
+    def counting(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Observation, ...]:
         """Return the observations after a recurrence that are comparable with this job's, in the fold's order."""
-        first = max(after + 1, self._current_window().counts_from)
+        first = max(after + 1, self._layout.current().counts_from)
         mine = (self._job.fingerprint, self._energy_source)
         read = (
             self._closed.get(run_id)
@@ -82,25 +94,25 @@ class Attempts(Structure):
         counting = (o for o in read if o is not None and (o.fingerprint, o.energy_source) == mine)
         return tuple(sorted(counting, key=lambda o: o.order))
 
-    def _gaps(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Gap, ...]:
+    def gaps(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Gap, ...]:
         """Return the recurrences after one that have ended with nothing that counts, ascending.
 
         A page does not say whose recurrence was skipped. Those from the first one on that counts are taken to be this
         fingerprint's: others lie among them only where it changed to and fro, or changed just now.
         """
-        first = max(after + 1, self._current_window().counts_from)
+        first = max(after + 1, self._layout.current().counts_from)
         found = {r: gap for r, gap in page.gaps.items() if r >= first and (upto is None or r <= upto)}
         if not found:
             return ()
-        counting = {o.recurrence for o in self._counting(page, after=after, upto=upto)}
+        counting = {o.recurrence for o in self.counting(page, after=after, upto=upto)}
         unread = {r for (r, _), run_id in page.attempts.items() if run_id not in self._closed}  # it may yet count
         return tuple(gap for r, gap in sorted(found.items()) if gap.skipped or r not in counting | unread)
 
-    def _advanced(self, state: policy.State, page: Page, *, after: int, upto: int | None = None) -> policy.State:
+    def advanced(self, state: policy.State, page: Page, *, after: int, upto: int | None = None) -> policy.State:
         """Return the state after the observations and gaps behind a recurrence, in the fold's order."""
         events: list[tuple[tuple[int, int], Observation | Gap]]
-        events = [(o.order, o) for o in self._counting(page, after=after, upto=upto)]
-        events += [((gap.recurrence, 0), gap) for gap in self._gaps(page, after=after, upto=upto)]
+        events = [(o.order, o) for o in self.counting(page, after=after, upto=upto)]
+        events += [((gap.recurrence, 0), gap) for gap in self.gaps(page, after=after, upto=upto)]
         for _, event in sorted(events, key=lambda item: item[0]):
             if isinstance(event, Gap):
                 state = policy.pass_over(self._job, state, event)
@@ -108,14 +120,18 @@ class Attempts(Structure):
                 state = policy.advance(self._job, state, event)
         return state
 
-    def _next_start_ms(self, at_s: float | None = None) -> int:
+    def next_start_ms(self, at_s: float | None = None) -> int:
         """Return when the next run starts: now, and never before the newest attempt."""
         return max(int((time.time() if at_s is None else at_s) * 1000), self._newest_start_ms() + 1)
+
+    def started(self, start_ms: int) -> None:
+        """Remember that an attempt started; those that follow start later."""
+        self._last_start_ms = max(self._last_start_ms or 0, start_ms)
 
     def _newest_start_ms(self) -> int:
         """Return when the newest attempt started, by the clock of whoever decided it; 0 where there is none."""
         if self._last_start_ms is None:
-            known = self._page_ids()
-            page = Page().read(self._store.params(known[max(known)])) if known else Page()
-            self._read_attempts((), timed=[page.attempts[newest] for newest in sorted(page.attempts)[-1:]])
+            known = self._layout.page_ids()
+            page = self._layout.read_page(max(known)) if known else Page()
+            self.read((), newest=page.newest_attempt())
         return self._last_start_ms or 0

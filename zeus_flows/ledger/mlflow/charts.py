@@ -18,6 +18,8 @@ from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Part
 from zeus_flows.core.records import EnergySource, Observation
+from zeus_flows.core.savings import Savings
+from zeus_flows.ledger.mlflow import names
 
 Values = Mapping[str, float | None]
 
@@ -29,10 +31,10 @@ def of_epoch(report: EpochReport, *, joules: bool = True) -> Values:
     """
     own = {named(report.metric_name): report.metric} if report.metric_name else {}
     return {
-        "zf.epoch/energy_j": report.energy_j if joules else None,
-        "zf.epoch/time_s": report.time_s,
-        "zf.epoch/power_limit_w": report.power_limit_w,
-        "zf.epoch/metric": report.metric,
+        names.EPOCH_ENERGY_J: report.energy_j if joules else None,
+        names.EPOCH_TIME_S: report.time_s,
+        names.EPOCH_POWER_LIMIT_W: report.power_limit_w,
+        names.EPOCH_METRIC: report.metric,
         **own,
     }
 
@@ -41,14 +43,14 @@ def of_attempt(job: Job, observation: Observation) -> Values:
     """Return what an attempt's run shows of its outcome."""
     joules = _in_joules(job, observation)
     return {
-        "zf.batch_size": float(observation.batch_size),
-        "zf.power_limit_w": observation.power_limit_w,
-        "zf.energy_to_accuracy_j": observation.energy_j if joules else None,
-        "zf.host_energy_j": observation.host_energy_j if joules and observation.host_energy_j > 0 else None,
-        "zf.time_to_accuracy_s": observation.time_s,
+        names.BATCH_SIZE: float(observation.batch_size),
+        names.POWER_LIMIT_W: observation.power_limit_w,
+        names.ENERGY_TO_ACCURACY_J: observation.energy_j if joules else None,
+        names.HOST_ENERGY_J: observation.host_energy_j if joules and observation.host_energy_j > 0 else None,
+        names.TIME_TO_ACCURACY_S: observation.time_s,
         **_cost(job, [observation]),
-        "zf.epochs": float(observation.epochs),
-        "zf.converged": float(observation.converged),
+        names.EPOCHS: float(observation.epochs),
+        names.CONVERGED: float(observation.converged),
         **_parts(observation, joules=joules),
     }
 
@@ -60,23 +62,48 @@ def of_recurrence(job: Job, observations: Sequence[Observation]) -> Values:
     joules = all(_in_joules(job, o) for o in observations)
     return {
         **_cost(job, observations),
-        "zf.energy_to_accuracy_j": sum(o.energy_j for o in observations) if joules else None,
-        "zf.host_energy_j": host_j if joules and host_j > 0 else None,
-        "zf.time_to_accuracy_s": sum(o.time_s for o in observations),
-        "zf.batch_size": float(last.batch_size),
-        "zf.power_limit_w": last.power_limit_w,
-        "zf.attempts": float(len(observations)),
+        names.ENERGY_TO_ACCURACY_J: sum(o.energy_j for o in observations) if joules else None,
+        names.HOST_ENERGY_J: host_j if joules and host_j > 0 else None,
+        names.TIME_TO_ACCURACY_S: sum(o.time_s for o in observations),
+        names.BATCH_SIZE: float(last.batch_size),
+        names.POWER_LIMIT_W: last.power_limit_w,
+        names.ATTEMPTS: float(len(observations)),
     }
+
+
+def of_savings(saved: Savings) -> dict[str, float]:
+    """Return what a drift window's series shows of savings; cost in joules, or in seconds where there are none.
+
+    Without a baseline there are none but what is lost and skipped.
+    """
+    figures: dict[str, float] = {}
+    if saved.so_far is not None:
+        total, unit = saved.so_far.total, "s" if saved.in_seconds else "j"
+        figures[names.SAVED_TIME_S] = total.amount.time_s
+        if not saved.in_seconds:
+            figures[names.SAVED_ENERGY_J] = total.amount.energy_j
+            figures[names.SAVED_ENERGY_LOW_J] = total.low.energy_j
+            figures[names.SAVED_ENERGY_HIGH_J] = total.high.energy_j
+        figures[names.saved_cost(unit)] = total.amount.cost_j
+        figures[names.saved_cost_low(unit)] = total.low.cost_j
+        figures[names.saved_cost_high(unit)] = total.high.cost_j
+        figures[names.SAVED_COST_PERCENT] = total.amount.percent_of(saved.so_far.baseline).cost_j
+        for line in saved.so_far.lines:
+            figures[names.saved_by(line.name.replace(" ", "_"), unit)] = line.amount.cost_j
+        figures[names.SAVED_RECURRENCES] = float(saved.so_far.recurrences)
+    figures[names.SAVED_LOST_RECURRENCES] = float(saved.apart.lost.count)
+    figures[names.SAVED_SKIPPED_RECURRENCES] = float(saved.apart.skipped.count)
+    return figures
 
 
 def of_check(check: GateCheck) -> Values:
     """Return what a drift gate's run, and its drift window's series, show of what it found."""
     return {
-        "zf.gate/value": check.value,
-        "zf.gate/skipped": float(check.skips),
-        "zf.gate/age": float(check.question.age),
-        "zf.gate/time_s": check.time_s,
-        "zf.gate/energy_j": check.energy_j or None,
+        names.GATE_VALUE: check.value,
+        names.GATE_SKIPPED: float(check.skips),
+        names.GATE_AGE: float(check.question.age),
+        names.GATE_TIME_S: check.time_s,
+        names.GATE_ENERGY_J: check.energy_j or None,
     }
 
 
@@ -88,7 +115,7 @@ def of_scores(check: GateCheck) -> Values:
     {'zf.gate/f1_5_x': 0.5}
     """
     first = list(check.scores.items())[:100]
-    return {f"zf.gate/{re.sub(r'[^A-Za-z0-9_-]+', '_', name)[:100] or '_'}": value for name, value in first}
+    return {names.gate_score(re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:100] or "_"): value for name, value in first}
 
 
 def named(name: str) -> str:
@@ -99,7 +126,7 @@ def named(name: str) -> str:
     """
     parts = (re.sub(r"[^A-Za-z0-9_.-]+", "_", part)[:100].strip(".") for part in name.split("/"))
     safe = "/".join([part for part in parts if part][:2])
-    return re.sub(r"^zf\.", "zf_", safe, flags=re.IGNORECASE) or "_"
+    return re.sub(f"^{re.escape(names.PREFIX)}", "zf_", safe, flags=re.IGNORECASE) or "_"
 
 
 def metrics(values: Values, *, step: int, at_s: float | None = None) -> list[Metric]:
@@ -115,8 +142,8 @@ def _in_joules(job: Job, observation: Observation) -> bool:
 def _cost(job: Job, observations: Sequence[Observation]) -> Values:
     """Return what attempts cost together, under a name that says its unit."""
     if all(_in_joules(job, o) for o in observations):
-        return {"zf.cost_j": sum(observed_cost(job, o) for o in observations)}
-    return {"zf.cost_s": sum(observed_cost(replace(job, in_seconds=True), o) for o in observations)}
+        return {names.COST_J: sum(observed_cost(job, o) for o in observations)}
+    return {names.COST_S: sum(observed_cost(replace(job, in_seconds=True), o) for o in observations)}
 
 
 def _parts(observation: Observation, *, joules: bool) -> Values:
@@ -135,5 +162,5 @@ def _parts(observation: Observation, *, joules: bool) -> Values:
         "rest": observation.parts.rest,
         "training": training,
     }
-    seconds = {f"zf.part/{name}_s": part.time_s for name, part in parts.items()}
-    return seconds | ({f"zf.part/{name}_j": part.energy_j for name, part in parts.items()} if joules else {})
+    seconds = {names.part(name, "s"): part.time_s for name, part in parts.items()}
+    return seconds | ({names.part(name, "j"): part.energy_j for name, part in parts.items()} if joules else {})

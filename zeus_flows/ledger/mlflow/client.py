@@ -26,6 +26,8 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.settings import bound_mlflow
 
 T = TypeVar("T")
@@ -138,10 +140,10 @@ class Store:
         experiment = self.experiment(name)
         if experiment is None:
             return None
-        if "zf.root" not in experiment.tags:
+        if names.ROOT not in experiment.tags:
             taken = name.rpartition(".")[0]
             raise StoreError(f"the experiment {name} was not made by zeus_flows; rename it, or {taken}")
-        return str(experiment.experiment_id), str(experiment.tags["zf.root"])
+        return str(experiment.experiment_id), str(experiment.tags[names.ROOT])
 
     def newest(self, experiment_id: str, tags: Mapping[str, str]) -> Run | None:
         """Return the newest run that has all these tags; their values must be plain words, as filters have no escape.
@@ -149,10 +151,7 @@ class Store:
         Raises:
             StoreError: a name or value could change the query.
         """
-        for word in (*tags, *tags.values()):
-            if not re.fullmatch(r"[A-Za-z0-9_.-]+", word):
-                raise StoreError(f"{word!r} cannot be searched for")
-        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+        query = having(tags)
         order = ["attributes.start_time DESC"]
         found = self._repeat(lambda: self.client.search_runs([experiment_id], query, max_results=1, order_by=order))
         return found[0] if found else None
@@ -185,7 +184,7 @@ class Store:
         Raises:
             StoreError: there is one that names no run.
         """
-        made = self.create_experiment(name, tags={"zf.root": run_id})
+        made = self.create_experiment(name, tags={names.ROOT: run_id})
         if made is not None:
             return made, run_id
         standing = self.root(name)  # names this run too, where only the answer was lost

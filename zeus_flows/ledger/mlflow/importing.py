@@ -13,6 +13,7 @@ from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import ConfigError, StoreError
 from zeus_flows.job_file import Target
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 
@@ -68,12 +69,11 @@ def import_runs(
     found = store.experiment(experiment)
     if found is None:
         raise ConfigError(f"there is no experiment {experiment!r} to import from")
-    before = {o.detail for o in ledger.observations()}
+    before = _imported_before(ledger, store)
     left_out: dict[str, str] = {}
     imported = known = 0
-    for run in _finished_runs(store, str(found.experiment_id)):
-        detail = f"imported from run {run.info.run_id}"
-        if detail in before:
+    for run in _search(store, str(found.experiment_id), "attributes.status = 'FINISHED'"):
+        if run.info.run_id in before:
             known += 1
             continue
         try:
@@ -83,7 +83,7 @@ def import_runs(
         except (StoreError, ValueError) as error:
             left_out[run.info.run_id] = str(error)
             continue
-        _record(job, ledger, observation, detail, source=run.info.run_id)
+        _record(job, ledger, observation, source=run.info.run_id)
         imported += 1
     if left_out and not imported and not known:
         run_id, why = next(iter(left_out.items()))
@@ -91,13 +91,27 @@ def import_runs(
     return Imported(imported, known, left_out)
 
 
-def _finished_runs(store: Store, experiment_id: str) -> list[Run]:
+def _imported_before(ledger: MlflowLedger, store: Store) -> frozenset[str]:
+    """Return the foreign runs that observations which count were made of, by what their attempts' runs say."""
+    counting = {o.order for o in ledger.observations()}
+    if not counting:
+        return frozenset()
+    found = _search(store, ledger.experiment_id, f"tags.`{names.IMPORTED_FROM}` LIKE '%'")
+    return frozenset(
+        run.data.tags[names.IMPORTED_FROM]
+        for run in found
+        if (int(run.data.tags[names.RECURRENCE]), int(run.data.tags[names.ATTEMPT])) in counting
+    )
+
+
+def _search(store: Store, experiment_id: str, query: str) -> list[Run]:
+    """Return all runs of an experiment that a filter finds, oldest first."""
     runs: list[Run] = []
     token = None
     while True:
         page = store.client.search_runs(
             [experiment_id],
-            "attributes.status = 'FINISHED'",
+            query,
             order_by=["attributes.start_time ASC"],
             max_results=1000,
             page_token=token,
@@ -148,7 +162,7 @@ def _value(run: Run, column: str) -> float:
     return float(value)
 
 
-def _record(job: Job, ledger: MlflowLedger, observation: Observation, detail: str, *, source: str) -> None:
+def _record(job: Job, ledger: MlflowLedger, observation: Observation, *, source: str) -> None:
     number = ledger.begin()
     decision = Decision(
         recurrence=number,
@@ -158,7 +172,7 @@ def _record(job: Job, ledger: MlflowLedger, observation: Observation, detail: st
         seed=0,
         policy=job.policy,
     )
-    run_id = ledger.decided(decision, {"zf.imported_from": source})
-    numbered = replace(observation, recurrence=number, detail=detail)
+    run_id = ledger.decided(decision, {names.IMPORTED_FROM: source})
+    numbered = replace(observation, recurrence=number, detail=f"imported from run {source}")
     ledger.observed(run_id, numbered)
     ledger.ended(number, [numbered])

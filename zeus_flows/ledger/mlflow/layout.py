@@ -8,23 +8,25 @@ makes them, and everyone finds the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mlflow.entities import Run
 
+from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.mlflow import pages, snapshot
+from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CurrentWindow:
     """The drift window that recurrences belong to now."""
 
     run_id: str
@@ -34,35 +36,35 @@ class Window:
     tags: Mapping[str, str]
 
 
-class Structure:
+class Layout:
     """Finds a job's root, pages and drift windows in MLflow, and makes those that are missing.
+
+    It remembers the newest window and the pages it has seen; `look` reads them again.
 
     Args:
         job: Whose they are; its name is the experiment's.
         store: MLflow, as bounded calls.
         energy_source: What the job's joules are, which its drift windows are about.
         comparable: What the fingerprint is made of, in words, by name; empty where nobody said.
+
+    Attributes:
+        comparable: The same, each shortened.
     """
 
     def __init__(
         self, job: Job, store: Store, energy_source: EnergySource, comparable: Mapping[str, str] | None = None
     ) -> None:
         self._job, self._store, self._energy_source = job, store, energy_source
-        self._comparable = shortened(comparable or {})
+        self.comparable = shortened(comparable or {})
         self._experiment_id: str | None = None
         self._root: tuple[str, str] | None = None
-        self._window: Window | None = None
+        self._window: CurrentWindow | None = None
         self._pages: dict[int, str] = {}
 
     @property
     def key(self) -> str:
         """Names the store and the job, without secrets."""
         return json.dumps([self._store.location, self._job.name])
-
-    @property
-    def name(self) -> str:
-        """The job's name."""
-        return self._job.name
 
     @property
     def experiment_id(self) -> str:
@@ -74,19 +76,33 @@ class Structure:
             self._experiment_id = made or str(found.experiment_id if found else "")
         return self._experiment_id
 
+    @property
+    def about(self) -> dict[str, str]:
+        """The tags that say what this job's observations are comparable with."""
+        return {names.FINGERPRINT: self._job.fingerprint, names.ENERGY_SOURCE: self._energy_source.value}
+
+    @property
+    def mark(self) -> str:
+        """What a run's name says of its joules, where they were not measured."""
+        return "" if self._energy_source is EnergySource.MEASURED else f" · {self._energy_source.value} energy"
+
+    def exists(self) -> bool:
+        """Return whether the ledger was begun. Makes nothing."""
+        return self._find_root(make=False) is not None
+
     def last_recurrence(self) -> int:
         """Return the newest recurrence number that was taken; 0 where none was."""
-        if self._find_root(make=False) is None or not (known := self._page_ids()):
+        if not self.exists() or not (known := self.page_ids()):
             return 0
         newest = max(known)
         claims = Page().read(self._store.params(known[newest])).claims
         return max(claims, default=newest * pages.SIZE)
 
-    def open_window(self, opened_by: str, *, evidence: str, counts_from: int) -> Window:
+    def open_window(self, opened_by: Cause, *, evidence: str, counts_from: int) -> CurrentWindow:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
         while True:
-            window, stands = self._open_after(
-                self._look(), opened_by, evidence=evidence, first=counts_from, counts_from=counts_from
+            window, stands = self.open_after(
+                self.look(), opened_by, evidence=evidence, first=counts_from, counts_from=counts_from
             )
             if stands:
                 return window
@@ -94,45 +110,58 @@ class Structure:
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""
         evidence = "reset by hand: nothing that was observed before counts"
-        return self.open_window("reset", evidence=evidence, counts_from=self.last_recurrence() + 1).number
+        return self.open_window(Cause.RESET, evidence=evidence, counts_from=self.last_recurrence() + 1).number
 
-    def _current_window(self) -> Window:
+    # -- drift windows -----------------------------------------------------------------------------------------------
+
+    def current(self) -> CurrentWindow:
         """Return the newest drift window that this ledger knows of, whatever it is about."""
-        return self._window or self._look()
+        return self._window or self.look()
 
-    def _look(self) -> Window:
+    def look(self) -> CurrentWindow:
         """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
         root = self._store.run(self._require_root()[1])
         self._learn_pages(root.data.params)
         run = root
-        if (hint := root.data.tags.get("zf.current_window")) and hint != root.info.run_id:
+        if (hint := root.data.tags.get(names.CURRENT_WINDOW)) and hint != root.info.run_id:
             run = self._store.run(hint)
-        while following := run.data.params.get("zf.next_window"):
+        while following := run.data.params.get(names.NEXT_WINDOW):
             run = self._store.run(following)
         self._window = read_window(run)
         return self._window
 
-    def _windows(self) -> tuple[str, ...]:
+    def windows(self) -> tuple[str, ...]:
         """Return the run ids of all drift windows, in order."""
         found = [self._require_root()[1]]
-        while following := self._store.params(found[-1]).get("zf.next_window"):
+        while following := self._store.params(found[-1]).get(names.NEXT_WINDOW):
             found.append(following)
         return tuple(found)
 
-    def _is_mine(self, window: Window) -> bool:
-        mine = {"zf.fingerprint": self._job.fingerprint, "zf.energy_source": self._energy_source.value}
-        return all(window.tags.get(name) == value for name, value in mine.items())
+    def is_mine(self, window: CurrentWindow) -> bool:
+        """Return whether a window is about what is comparable with this job's observations."""
+        return all(window.tags.get(name) == value for name, value in self.about.items())
 
-    def _open_after(
+    def newest_of_mine(self) -> CurrentWindow | None:
+        """Return the newest window that is about this job's observations; None where there was none."""
+        found = self._store.newest(self.experiment_id, {names.KIND: RunKind.DRIFT_WINDOW} | self.about)
+        return read_window(found) if found is not None and names.COUNTS_FROM in found.data.params else None
+
+    def tag(self, window: CurrentWindow, tags: Mapping[str, str]) -> CurrentWindow:
+        """Write tags to the current window's run; return the window with them."""
+        self._store.log(window.run_id, tags=tags)
+        self._window = replace(window, tags={**window.tags, **tags})
+        return self._window
+
+    def open_after(
         self,
-        current: Window,
-        opened_by: str,
+        current: CurrentWindow,
+        opened_by: Cause,
         *,
         evidence: str,
         first: int,
         counts_from: int,
         tags: Mapping[str, str] | None = None,
-    ) -> tuple[Window, bool]:
+    ) -> tuple[CurrentWindow, bool]:
         """Open the window after `current`; return the one that stands, and whether it is the one opened here.
 
         Args:
@@ -147,34 +176,33 @@ class Structure:
             number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
         )
         reached("after-create-window")
-        self._store.log(current.run_id, tags={"zf.ended_by": opened_by, "zf.evidence": fits_tag(evidence)})
-        winner = self._store.set_once(current.run_id, "zf.next_window", candidate)
+        self._store.log(current.run_id, tags={names.ENDED_BY: opened_by.value, names.EVIDENCE: fits_tag(evidence)})
+        winner = self._store.set_once(current.run_id, names.NEXT_WINDOW, candidate)
         reached("after-link-window")
         if winner != candidate:
             self._store.delete(candidate)
         self._store.end(current.run_id)
-        self._store.log(self._require_root()[1], tags={"zf.current_window": winner})
+        self._store.log(self._require_root()[1], tags={names.CURRENT_WINDOW: winner})
         window = read_window(self._store.run(winner))
         self._window = window
         return window, winner == candidate
 
     def _create_window(
-        self, *, number: int, opened_by: str, first: int, counts_from: int, tags: Mapping[str, str] | None = None
+        self, *, number: int, opened_by: Cause, first: int, counts_from: int, tags: Mapping[str, str] | None = None
     ) -> str:
         run_id = self._store.create_run(
             self.experiment_id,
-            name=f"drift window {number}{self._mark}",
+            name=f"drift window {number}{self.mark}",
             tags={
-                "zf.kind": "drift-window",
-                "zf.fingerprint": self._job.fingerprint,
-                "zf.energy_source": self._energy_source.value,
-                **write_words(self._comparable),
+                names.KIND: RunKind.DRIFT_WINDOW,
+                **self.about,
+                **write_words(self.comparable),
                 **(tags or {}),
             },
         )
-        params = {"zf.window": number, "zf.first_recurrence": first, "zf.counts_from": counts_from}
+        params = {names.WINDOW: number, names.FIRST_RECURRENCE: first, names.COUNTS_FROM: counts_from}
         texts = {name: str(value) for name, value in params.items()}
-        self._store.log(run_id, params={"zf.opened_by": opened_by} | texts)
+        self._store.log(run_id, params={names.OPENED_BY: opened_by.value} | texts)
         return run_id
 
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
@@ -183,7 +211,7 @@ class Structure:
             name = f"{self._job.name}.ledger"
             self._root = self._store.root(name)
             if self._root is None and make:
-                candidate = self._create_window(number=1, opened_by="first", first=1, counts_from=1)
+                candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
                 reached("after-create-root")
                 self._root = self._store.name_root(name, candidate)
                 if self._root[1] != candidate:
@@ -195,58 +223,95 @@ class Structure:
         assert root is not None
         return root
 
-    def _page_ids(self) -> dict[int, str]:
-        """Return the pages there are, by number."""
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def page_ids(self) -> Mapping[int, str]:
+        """Return the runs of the pages there are, by number."""
         return self._learn_pages(self._store.params(self._require_root()[1]))
 
-    def _learn_pages(self, params: Mapping[str, str]) -> dict[int, str]:
+    def known_pages(self) -> tuple[int, ...]:
+        """Return the numbers of the pages that were there when they were last read, ascending."""
+        return tuple(sorted(self._pages))
+
+    def _learn_pages(self, params: Mapping[str, str]) -> Mapping[int, str]:
         for name, value in params.items():
-            if name.startswith("zf.page."):
-                self._pages[int(name.removeprefix("zf.page."))] = value
+            if (number := names.page_number(name)) is not None:
+                self._pages[number] = value
         return self._pages
 
-    def _page(self, number: int) -> str:
+    def page(self, number: int) -> str:
         """Return the run that is page `number`, making it if need be."""
-        if number not in self._pages and number not in self._page_ids():
+        if number not in self._pages and number not in self.page_ids():
             experiment_id, root_id = self._require_root()
-            candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={"zf.kind": "page"})
+            candidate = self._store.create_run(experiment_id, name=f"page {number}", tags={names.KIND: RunKind.PAGE})
             reached("after-create-page")
-            self._pages[number] = self._store.set_once(root_id, f"zf.page.{number}", candidate)
+            self._pages[number] = self._store.set_once(root_id, names.page(number), candidate)
             reached("after-link-page")
             if self._pages[number] != candidate:
                 self._store.delete(candidate)
         return self._pages[number]
 
-    def _read_page_of(self, recurrence: int) -> Page:
-        """Return the page that a recurrence is on."""
-        return Page().read(self._store.params(self._page(pages.number_of(recurrence))))
+    def page_of(self, recurrence: int) -> str:
+        """Return the run that is a recurrence's page, making it if need be."""
+        return self.page(pages.number_of(recurrence))
 
-    def _read_pages(self, after: int) -> Page:
+    def read_page(self, number: int) -> Page:
+        """Return what a page says, making it if need be."""
+        return Page().read(self._store.params(self.page(number)))
+
+    def read_page_of(self, recurrence: int) -> Page:
+        """Return the page that a recurrence is on."""
+        return self.read_page(pages.number_of(recurrence))
+
+    def read_pages(self, after: int) -> Page:
         """Return all pages from the one with the recurrence after `after`, as one."""
         page = Page()
-        for number in sorted(self._page_ids()):
+        for number in sorted(self.page_ids()):
             if number >= pages.number_of(after + 1):
                 page.read(self._store.params(self._pages[number]))
         return page
 
-    @property
-    def _mark(self) -> str:
-        """What a run's name says of its joules, where they were not measured."""
-        return "" if self._energy_source is EnergySource.MEASURED else f" · {self._energy_source.value} energy"
+    # -- what is part of it ------------------------------------------------------------------------------------------
+
+    def unended_runs(self, *, most: int) -> Sequence[Run]:
+        """Return the newest runs of this ledger that look as if something were running."""
+        root = self._find_root(make=False)
+        if root is None:
+            return ()
+        found = self._store.search([self.experiment_id, root[0]], "attributes.status = 'RUNNING'", most=most)
+        return [run for run in found if run.info.lifecycle_stage == "active" and names.KIND in run.data.tags]
+
+    def is_linked(self, run: Run) -> bool:
+        """Return whether a run is part of the ledger, by what the pages, the root or the chain of windows say."""
+        tags, run_id = run.data.tags, str(run.info.run_id)
+        match tags[names.KIND]:
+            case RunKind.ATTEMPT:
+                recurrence, attempt = int(tags[names.RECURRENCE]), int(tags[names.ATTEMPT])
+                known = pages.number_of(recurrence) in self.page_ids()
+                return known and self.read_page_of(recurrence).attempts.get((recurrence, attempt)) == run_id
+            case RunKind.GATE:
+                recurrence = int(tags[names.RECURRENCE])
+                known = pages.number_of(recurrence) in self.page_ids()
+                return known and self.read_page_of(recurrence).gates.get(recurrence) == run_id
+            case RunKind.PAGE:
+                return run_id in self.page_ids().values()
+            case RunKind.DRIFT_WINDOW:
+                return run_id in self.windows()
+        return True
 
 
-def read_window(run: Run) -> Window:
+def read_window(run: Run) -> CurrentWindow:
     """Return the drift window that a run is."""
     params = run.data.params
-    return Window(
+    return CurrentWindow(
         run_id=str(run.info.run_id),
-        number=int(params["zf.window"]),
-        first=int(params["zf.first_recurrence"]),
-        counts_from=int(params["zf.counts_from"]),
+        number=int(params[names.WINDOW]),
+        first=int(params[names.FIRST_RECURRENCE]),
+        counts_from=int(params[names.COUNTS_FROM]),
         tags=dict(run.data.tags),
     )
 
 
-def snapshot_of(window: Window) -> dict[str, str]:
+def snapshot_of(window: CurrentWindow) -> dict[str, str]:
     """Return the tags of a window's snapshot."""
     return {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}

@@ -22,45 +22,48 @@ It does not promise that an observation is there the moment training ends: see `
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
+
+from mlflow.entities import Run
 
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
-from zeus_flows.core.json import jsonable
+from zeus_flows.core.json import to_text
 from zeus_flows.core.power_profile import Gpu
-from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
-from zeus_flows.core.savings import series
+from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, read_holder, this_process
-from zeus_flows.ledger.mlflow import charts, pages
+from zeus_flows.ledger.mlflow import charts, names, pages
 from zeus_flows.ledger.mlflow import record_text as codec
-from zeus_flows.ledger.mlflow.attempts import OpenAttempt
+from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.history import Reader
-from zeus_flows.ledger.mlflow.layout import snapshot_of
+from zeus_flows.ledger.mlflow.gate_runs import GateRuns
+from zeus_flows.ledger.mlflow.history import HistoryReader
+from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, snapshot_of
+from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
-from zeus_flows.ledger.protocol import Ledger
+from zeus_flows.ledger.mlflow.windows import Windows
+from zeus_flows.ledger.protocol import History, Ledger
 
 log = logging.getLogger(__name__)
 
 #: The fingerprint of an observation that says its attempt died: comparable with nothing, so it never counts.
 DEAD: Final = "declared dead"
 #: What a context may hold that an attempt's run has as a param.
-_PARAMS: Final = frozenset({"zf.learning_rate"})
+_PARAMS: Final = frozenset({names.LEARNING_RATE})
 
 
-class MlflowLedger(Reader):
+class MlflowLedger:
     """One job's ledger on an MLflow tracking store.
 
     Args:
@@ -70,6 +73,10 @@ class MlflowLedger(Reader):
         holder: Who this is to other processes; this process by default.
         comparable: What the fingerprint is made of, in words, by name, such as `target` and `accuracy >= 0.9`: so that
             it can be said what has changed where it changes.
+
+    Attributes:
+        store: The same.
+        layout: The ledger's root, pages and chain of drift windows.
     """
 
     def __init__(
@@ -81,9 +88,23 @@ class MlflowLedger(Reader):
         holder: Holder | None = None,
         comparable: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(job, store, energy_source, comparable)
-        self._holder = holder or this_process()
-        self._in_joules = not job.in_seconds and energy_source is not EnergySource.NONE
+        self._job, self._energy_source, self._holder = job, energy_source, holder or this_process()
+        self.store = store
+        self.layout = Layout(job, store, energy_source, comparable)
+        self._attempts = Attempts(job, store, energy_source, self.layout)
+        self._windows = Windows(job, store, self.layout, self._attempts)
+        self._gates = GateRuns(store, self.layout, self._attempts, self._windows)
+        self._reader = HistoryReader(job, self.layout, self._attempts, self._windows)
+
+    @property
+    def key(self) -> str:
+        """Names the store and the job, without secrets."""
+        return self.layout.key
+
+    @property
+    def experiment_id(self) -> str:
+        """The experiment that holds the attempts and drift windows; made if need be."""
+        return self.layout.experiment_id
 
     # -- recurrences and decisions -----------------------------------------------------------------------------------
 
@@ -97,17 +118,17 @@ class MlflowLedger(Reader):
         """
         token = token or uuid.uuid4().hex
         mine = replace(holder or self._holder, token=token, beat=0).dump()
-        number = max(self._page_ids(), default=0)
+        number = max(self.layout.page_ids(), default=0)
         if asked_before:
-            for taken, claim in self._read_pages(0).claims.items():
+            for taken, claim in self.layout.read_pages(0).claims.items():
                 if (taker := read_holder(claim)) and taker.token == token:
                     return taken
-        claims = Page().read(self._store.params(self._page(number))).claims
+        claims = self.layout.read_page(number).claims
         for tries in count():
             recurrence = max(claims, default=number * pages.SIZE) + 1
             number = pages.number_of(recurrence)
             reached("before-claim")
-            lost_to = self._store.lost_to(self._page(number), pages.claim(recurrence), mine)
+            lost_to = self.store.lost_to(self.layout.page(number), names.claim(recurrence), mine)
             if lost_to is None:
                 reached("after-claim")
                 return recurrence
@@ -117,45 +138,13 @@ class MlflowLedger(Reader):
 
     def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
         """Make the run of a recurrence's drift gate, which says that it is being asked and by whom; return its id."""
-        standing = self._read_page_of(recurrence).gates.get(recurrence)
-        if standing is not None:
-            return standing
-        tags = {
-            "zf.kind": "gate",
-            "zf.recurrence": str(recurrence),
-            **self._comparable_tags(),
-            "zf.lease": self._holder.dump(),
-            **_said(context),
-        }
-        run_id = self._store.create_run(
-            self.experiment_id,
-            name=f"{recurrence} · gate",
-            tags={name: codec.fits_tag(value) for name, value in tags.items()},
-            start_ms=self._next_start_ms(),
-        )
-        reached("after-create-gate")
-        standing = self._store.set_once(self._page(pages.number_of(recurrence)), pages.gate(recurrence), run_id)
-        reached("after-link-gate")
-        if standing != run_id:
-            self._store.delete(run_id)
-        return standing
+        return self._gates.begin(recurrence, self._holder, context)
 
     def gated(self, check_id: str, check: GateCheck, *, at_s: float | None = None) -> None:
         """Write what a gate found on its run and in the series; close a recurrence that it skips."""
-        number, values = check.question.recurrence, charts.of_check(check)
-        tags = {
-            "zf.gate": check.verdict,
-            "zf.detail": codec.fits_tag(check.text),
-            "zf.trained_in": str(check.question.trained_in),
-            "mlflow.runName": f"{number} · gate: {check.verdict}",
-        }
-        shown = charts.metrics({**charts.of_scores(check), **values}, step=number, at_s=at_s)
-        self._store.log(check_id, metrics=shown, tags=tags)
-        self._store.log(self._window_of(number), metrics=charts.metrics(values, step=number, at_s=at_s))
-        reached("after-gate")
-        self._store.end(check_id)
+        self._gates.end(check_id, check, at_s=at_s)
         if check.skips:
-            self.close(number, pages.skipped(time_s=check.time_s, energy_j=check.energy_j))
+            self.close(check.question.recurrence, pages.skipped(time_s=check.time_s, energy_j=check.energy_j))
             reached("after-skip")
 
     def decided(
@@ -175,29 +164,29 @@ class MlflowLedger(Reader):
             DeclaredDead: its recurrence has ended.
         """
         text = codec.dump_decision(decision)
-        page = self._page(pages.number_of(decision.recurrence))
-        tags = self._decision_tags(decision, context) | {"zf.lease": (holder or self._holder).dump()}
-        start_ms = self._next_start_ms(at_s)
-        run_id = self._store.create_run(
+        page = self.layout.page_of(decision.recurrence)
+        tags = self._decision_tags(decision, context) | {names.LEASE: (holder or self._holder).dump()}
+        start_ms = self._attempts.next_start_ms(at_s)
+        run_id = self.store.create_run(
             self.experiment_id,
-            name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self._mark}",
+            name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self.layout.mark}",
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
-        self._last_start_ms = start_ms
+        self._attempts.started(start_ms)
         reached("after-create-run")
-        params = {"zf.batch_size": str(decision.batch_size), "zf.seed": str(decision.seed), "zf.decision": text}
+        params = {names.BATCH_SIZE: str(decision.batch_size), names.SEED: str(decision.seed), names.DECISION: text}
         params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
-        self._store.log(run_id, params=params)
+        self.store.log(run_id, params=params)
         reached("after-log-decision")
-        standing = self._store.set_once(page, pages.attempt(decision.recurrence, decision.attempt), run_id)
+        standing = self.store.set_once(page, names.attempt_run(decision.recurrence, decision.attempt), run_id)
         reached("after-link-decision")
         if standing != run_id:
-            self._store.delete(run_id)
-            if not codec.is_same_decision(self._store.params(standing).get("zf.decision", ""), text):
+            self.store.delete(run_id)
+            if not codec.is_same_decision(self.store.params(standing).get(names.DECISION, ""), text):
                 raise AlreadyDecided(f"{self._name(decision)} has a decision already")
             run_id = standing
-        if decision.recurrence in Page().read(self._store.params(page)).ended:
+        if decision.recurrence in Page().read(self.store.params(page)).ended:
             self.declare_dead(OpenAttempt(run_id, decision, ""), "its recurrence had ended")
             raise DeclaredDead(f"recurrence {decision.recurrence} of {self._job.name} has ended without this attempt")
         return run_id
@@ -220,32 +209,33 @@ class MlflowLedger(Reader):
 
     def heartbeat(self, attempt_id: str, holder: Holder) -> None:
         """Say that an attempt's holder is still there."""
-        self._store.log(attempt_id, tags={"zf.lease": holder.dump()})
+        self.store.log(attempt_id, tags={names.LEASE: holder.dump()})
 
     def recurrence_of(self, attempt_id: str) -> int:
         """Return the recurrence that an attempt belongs to."""
-        return int(self._store.run(attempt_id).data.tags["zf.recurrence"])
+        return int(self.store.run(attempt_id).data.tags[names.RECURRENCE])
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
     def epoch(self, attempt_id: str, report: EpochReport) -> None:
         """Write what one epoch brought, at step = epoch."""
-        shown = charts.metrics(charts.of_epoch(report, joules=self._in_joules), step=report.epoch, at_s=report.wall_s)
-        self._store.log(attempt_id, metrics=shown)
+        joules = not self._job.in_seconds and self._energy_source is not EnergySource.NONE
+        shown = charts.metrics(charts.of_epoch(report, joules=joules), step=report.epoch, at_s=report.wall_s)
+        self.store.log(attempt_id, metrics=shown)
 
     def observed(self, attempt_id: str, observation: Observation, *, at_s: float | None = None) -> None:
         """Write an attempt's outcome; the first one stands."""
         text = codec.dump_observation(observation)
         reached("before-observation")
-        if not codec.is_same_observation(self._store.set_once(attempt_id, "zf.observation", text), text):
+        if not codec.is_same_observation(self.store.set_once(attempt_id, names.OBSERVATION, text), text):
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
         reached("after-observation")
-        self._closed[attempt_id] = codec.load_observation(text)  # as everybody else will read it
+        self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
-        tags = {"zf.outcome": observation.outcome.value, "zf.detail": codec.fits_tag(observation.detail)}
-        self._store.log(attempt_id, metrics=shown, tags=tags)
+        tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
+        self.store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
-        self._store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
+        self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
         reached("after-terminate")
 
     def ended(
@@ -256,13 +246,14 @@ class MlflowLedger(Reader):
         Whoever is killed on the way leaves it open: it is ended again, or by the janitor, and nothing is missing.
         """
         if observations:
-            values, learnt = dict(charts.of_recurrence(self._job, observations)), self._learnt(recurrence, observations)
+            values = dict(charts.of_recurrence(self._job, observations))
+            learnt = self._reader.learnt(recurrence, observations)
             tags = {} if learnt is None else self._belief_tags(learnt.after)
             means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
             if learnt is not None and learnt.whole and means_something:
-                values |= series(policy.saved(self._job, learnt.after))
+                values |= charts.of_savings(policy.saved(self._job, learnt.after))
             shown = charts.metrics(values, step=recurrence, at_s=at_s)
-            self._store.log(self._window_of(recurrence), metrics=shown, tags=tags)
+            self.store.log(self._windows.run_of(recurrence), metrics=shown, tags=tags)
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:
                 self._end_window(recurrence, learnt.boundary)
@@ -272,28 +263,103 @@ class MlflowLedger(Reader):
 
     def close(self, recurrence: int, how: str = pages.ENDED) -> None:
         """Say that nothing will be added to a recurrence."""
-        self._store.set_once(self._page(pages.number_of(recurrence)), pages.end(recurrence), how)
+        self.store.set_once(self.layout.page_of(recurrence), names.end(recurrence), how)
 
     def bury(self, recurrence: int) -> None:
         """Close a recurrence whose holder is dead, with what it had observed; end its gate's run, had it one."""
-        page = self._read_page_of(recurrence)
-        self._read_attempts(page.attempts_of(recurrence).values())
-        self.ended(recurrence, self._counting(page, after=recurrence - 1, upto=recurrence), how=pages.DEAD)
+        page = self.layout.read_page_of(recurrence)
+        self.ended(recurrence, self._reader.observations_of(recurrence, page), how=pages.DEAD)
         if recurrence in page.gates:
-            self._store.end(page.gates[recurrence], "KILLED")
+            self.store.end(page.gates[recurrence], "KILLED")
 
     def gate_lease(self, run_id: str) -> str:
-        """Return what whoever asks a drift gate last said."""
-        return str(self._store.run(run_id).data.tags.get("zf.lease", ""))
+        """Return the lease of the process that asks a drift gate, as it last wrote it."""
+        return self._gates.lease(run_id)
 
     def discard(self, run_id: str) -> None:
         """Delete a run that never became part of the ledger."""
-        self._store.delete(run_id)
+        self.store.delete(run_id)
+
+    # -- what was observed -------------------------------------------------------------------------------------------
+
+    def history(self, *, wait_for_refold: bool = True) -> History:
+        """Return the fold of all closed attempts, and what is in flight (`HistoryReader.history`)."""
+        return self._reader.history(wait_for_refold=wait_for_refold)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether an earlier version wrote the snapshot that was last looked at."""
+        return self._reader.is_outdated
+
+    def refold(self, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Fold the history anew where an earlier version wrote the snapshot (`HistoryReader.refold`)."""
+        return self._reader.refold(stopped)
+
+    def state(self) -> policy.State:
+        """Return the fold that the next decision would be taken on; writes nothing."""
+        return self._reader.state()
+
+    def observations(self) -> tuple[Observation, ...]:
+        """Return every observation that counts, in the fold's order, read from the runs."""
+        return self._reader.observations()
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """Return every recurrence that the fold passes over, in its order, read from the pages and runs."""
+        return self._reader.gaps()
+
+    def verify(self) -> tuple[bool, int]:
+        """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
+        return self._reader.verify()
+
+    def last_recurrence(self) -> int:
+        """Return the newest recurrence number that was taken; 0 where none was."""
+        return self.layout.last_recurrence()
+
+    # -- what is open, what is part of the ledger --------------------------------------------------------------------
+
+    def unfinished(self) -> tuple[tuple[OpenAttempt, ...], Page]:
+        """Return the attempts without an observation, and the pages on which recurrences may not have ended."""
+        return self._reader.unfinished()
+
+    def open_attempts(self) -> tuple[OpenAttempt, ...]:
+        """Return the attempts without an observation."""
+        return self.unfinished()[0]
+
+    def open_attempts_of(self, recurrence: int) -> tuple[OpenAttempt, ...]:
+        """Return a recurrence's attempts without an observation."""
+        return self._attempts.read(self.layout.read_page_of(recurrence).attempts_of(recurrence).values())
+
+    def open_claims(self) -> Mapping[int, str]:
+        """Return recurrences that were taken and have not ended, with who took them."""
+        page = self.unfinished()[1]
+        return {number: holder for number, holder in page.claims.items() if number not in page.ended}
+
+    def unended_runs(self, *, most: int) -> Sequence[Run]:
+        """Return the newest runs of this ledger that look as if something were running."""
+        return self.layout.unended_runs(most=most)
+
+    def is_linked(self, run: Run) -> bool:
+        """Return whether a run is part of the ledger."""
+        return self.layout.is_linked(run)
+
+    # -- drift windows -----------------------------------------------------------------------------------------------
+
+    def window(self) -> CurrentWindow:
+        """Return the drift window that recurrences belong to now, opening one where comparability ended."""
+        return self._windows.current()
+
+    def would_set_aside(self) -> str | None:
+        """Return, as a sentence, what would stop counting if a recurrence ran now; None: nothing. Writes nothing."""
+        return self._windows.would_set_aside()
+
+    def reset(self) -> int:
+        """Start a new drift window in which nothing that was observed before counts; return its number."""
+        return self.layout.reset()
 
     def _end_window(self, recurrence: int, found: Boundary) -> None:
         """Open the next drift window after the one that a recurrence ended; what was learnt goes on."""
         window = self.window()
-        self._open_after(
+        self.layout.open_after(
             window,
             found.kind,
             evidence=found.text,
@@ -309,15 +375,15 @@ class MlflowLedger(Reader):
 
     def _decision_tags(self, decision: Decision, context: Mapping[str, str]) -> dict[str, str]:
         return {
-            "zf.kind": "attempt",
-            "zf.recurrence": str(decision.recurrence),
-            "zf.attempt": str(decision.attempt),
-            **self._comparable_tags(),
-            "zf.policy": decision.policy,
-            "zf.mode": self._job.mode.value,
-            "zf.reason": decision.reason.text,
-            "zf.explores": str(decision.explores).lower(),
-            "zf.degraded": str(decision.degraded).lower(),
+            names.KIND: RunKind.ATTEMPT,
+            names.RECURRENCE: str(decision.recurrence),
+            names.ATTEMPT: str(decision.attempt),
+            **self._windows.tags(),
+            names.POLICY: decision.policy,
+            names.MODE: self._job.mode.value,
+            names.REASON: decision.reason.text,
+            names.EXPLORES: str(decision.explores).lower(),
+            names.DEGRADED: str(decision.degraded).lower(),
             **{name: value for name, value in _said(context).items() if name not in _PARAMS},
         }
 
@@ -325,15 +391,8 @@ class MlflowLedger(Reader):
         """Return what is believed of every arm, and which one is thought cheapest."""
         arms = beliefs(self._job, state)
         return {
-            "zf.beliefs": codec.fits_tag(json.dumps(jsonable(arms))),
-            "zf.best_batch_size": str(best_arm(arms) or ""),
-        }
-
-    def _comparable_tags(self) -> dict[str, str]:
-        return {
-            "zf.fingerprint": self._job.fingerprint,
-            "zf.energy_source": self._energy_source.value,
-            "zf.drift_window": self.window().run_id,
+            names.BELIEFS: codec.fits_tag(to_text(arms)),
+            names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from zeus_flows.core.records import Gap
+from zeus_flows.ledger.mlflow import names
 
 #: Recurrences on one page. A run with thousands of params is slow to read.
 SIZE: Final = 100
 
-_NAME: Final = re.compile(r"zf\.(?P<kind>[rgae])\.(?P<recurrence>\d+)(?:\.(?P<attempt>\d+))?")
 _SKIPPED: Final = re.compile(r"skipped(?: (?P<time>[\d.e+-]+) s)?(?: (?P<energy>[\d.e+-]+) J)?")
 
-#: How a recurrence ended: what its `zf.e.<n>` says. One that was skipped says what asking took.
+#: How a recurrence ended: the value of its param `names.end`. One that was skipped says what asking took.
 ENDED: Final = "ended"
 DEAD: Final = "dead"
 
@@ -42,7 +42,7 @@ class Page:
     def read(self, params: Mapping[str, str]) -> Page:
         """Add a page's params to what is known; return self."""
         for name, value in params.items():
-            if not (match := _NAME.fullmatch(name)):
+            if not (match := names.PAGE_PARAM.fullmatch(name)):
                 continue
             recurrence = int(match["recurrence"])
             if match["kind"] == "r":
@@ -81,6 +81,10 @@ class Page:
         """Return a recurrence's attempts by number."""
         return {attempt: run_id for (number, attempt), run_id in self.attempts.items() if number == recurrence}
 
+    def newest_attempt(self) -> str | None:
+        """Return the run of the newest attempt; None where there is none."""
+        return self.attempts[max(self.attempts)] if self.attempts else None
+
 
 def number_of(recurrence: int) -> int:
     """Return the page of a recurrence.
@@ -89,26 +93,6 @@ def number_of(recurrence: int) -> int:
     (0, 0, 1)
     """
     return (recurrence - 1) // SIZE
-
-
-def claim(recurrence: int) -> str:
-    """Return the param that says who took a recurrence."""
-    return f"zf.r.{recurrence}"
-
-
-def attempt(recurrence: int, number: int) -> str:
-    """Return the param that names an attempt's run."""
-    return f"zf.a.{recurrence}.{number}"
-
-
-def gate(recurrence: int) -> str:
-    """Return the param that names the run of a recurrence's drift gate."""
-    return f"zf.g.{recurrence}"
-
-
-def end(recurrence: int) -> str:
-    """Return the param that says nothing will be added to a recurrence."""
-    return f"zf.e.{recurrence}"
 
 
 def skipped(*, time_s: float, energy_j: float = 0.0) -> str:

@@ -12,14 +12,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
-from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.core.json import TAG, compact, from_plain, plain_text, short
 from zeus_flows.core.power_profile import Knob, LimitMeasurement, Part, Parts, PowerProfile
 from zeus_flows.core.records import SCHEMA, Decision, InFlight, Observation
 from zeus_flows.errors import MeasurementError, StoreError
+from zeus_flows.ledger.mlflow import names
 
 R = TypeVar("R", Decision, Observation)
 
@@ -27,14 +28,13 @@ MAX_PARAM: Final = 6_000
 MAX_TAG: Final = 5_000
 
 _DIGITS: Final = 6  # of measured numbers: no meter has more
-_CUTS: Final[Mapping[str, type[Cut]]] = {"none": NoCut, "cost": CostCut, "planned": PlannedCut}
 _THINNED: Final = "; its learning curve was thinned to fit"
 _UNPROFILED: Final = "; its power profile did not fit and was left out"
 
 
 def dump_decision(decision: Decision) -> str:
     """Return a decision as JSON that fits a param; what explains it is shortened where it must be."""
-    return _fitting("zf.decision", decision, _write_decision, (_fewer_arms, _no_numbers, _shorter_reason, _not_asked))
+    return _fitting(names.DECISION, decision, _write_decision, (_fewer_arms, _no_numbers, _shorter_reason, _not_asked))
 
 
 def load_decision(text: str) -> Decision:
@@ -49,7 +49,7 @@ def load_decision(text: str) -> Decision:
 def dump_observation(observation: Observation) -> str:
     """Return an observation as JSON that fits a param; it is shortened, and says so, where it must be."""
     shorten = (_shorter_traceback, _thinner_curve, _shorter_detail, _no_profile)
-    return _fitting("zf.observation", observation, _write_observation, shorten)
+    return _fitting(names.OBSERVATION, observation, _write_observation, shorten)
 
 
 def load_observation(text: str) -> Observation:
@@ -80,11 +80,10 @@ def fits_tag(value: str) -> str:
 
 
 def _write_decision(decision: Decision) -> dict[str, Any]:
-    plain = {"schema": SCHEMA, **_stated(replace(decision, schema=SCHEMA))}
-    kind = next(name for name, cut in _CUTS.items() if isinstance(decision.cut, cut))
-    plain["cut"] = {"kind": kind, **_stated(decision.cut)}
+    plain = {"schema": SCHEMA, **compact(replace(decision, schema=SCHEMA))}
+    plain["cut"] = compact(decision.cut)
     for arm in plain["reason"].get("arms", ()):
-        arm |= {name: _number(_digits(value)) for name, value in arm.items() if isinstance(value, float)}
+        arm |= {name: short(_digits(value)) for name, value in arm.items() if isinstance(value, float)}
     plain |= _knob(Knob.POWER_LIMIT, plain.pop("power_limit_w", None))
     if decision.asked is not None and decision.asked.in_flight:
         rows = [[f.recurrence, f.attempt, f.batch_size, f.explores] for f in decision.asked.in_flight]
@@ -93,7 +92,6 @@ def _write_decision(decision: Decision) -> dict[str, Any]:
 
 
 def _read_decision(data: dict[str, Any], schema: int) -> Decision:
-    cut = dict(data.pop("cut", {}))
     reason = data["reason"]
     reason["numbers"] = {k: v for k, v in reason.get("numbers", {}).items() if v is not None}  # schema 1: infinite
     if schema > 1:
@@ -101,13 +99,15 @@ def _read_decision(data: dict[str, Any], schema: int) -> Decision:
         if asked := data.get("asked"):
             names = tuple(InFlight.__dataclass_fields__)
             asked["in_flight"] = [dict(zip(names, row, strict=True)) for row in asked.get("in_flight", ())]
-    return replace(from_plain(Decision, data), cut=from_plain(_cut_type(cut), cut))
+    else:
+        data["cut"] = _untagged_cut(data.get("cut", {}))
+    return from_plain(Decision, data)
 
 
-def _cut_type(cut: Mapping[str, Any]) -> type[Cut]:
-    if "kind" in cut:
-        return _CUTS[cut["kind"]]
-    return CostCut if "threshold_j" in cut else PlannedCut if "log_epochs" in cut else NoCut  # schema 1 had no tag
+def _untagged_cut(cut: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cut of schema 1 with the tag that it had not: its fields tell."""
+    kind: type[Cut] = CostCut if "threshold_j" in cut else PlannedCut if "log_epochs" in cut else NoCut
+    return {TAG: kind.tag, **cut}
 
 
 def _fewer_arms(decision: Decision, _excess: int) -> Decision:
@@ -131,7 +131,7 @@ def _not_asked(decision: Decision, _excess: int) -> Decision:
 
 
 def _write_observation(observation: Observation) -> dict[str, Any]:
-    plain = {"schema": SCHEMA, **_stated(replace(observation, schema=SCHEMA))}
+    plain = {"schema": SCHEMA, **compact(replace(observation, schema=SCHEMA))}
     plain |= _knob(observation.knob, plain.pop("power_limit_w", None))
     if observation.metric is not None and not math.isfinite(observation.metric):
         del plain["metric"]  # a run that diverged has none
@@ -140,7 +140,7 @@ def _write_observation(observation: Observation) -> dict[str, Any]:
     if observation.parts is not None:
         plain["parts"] = _write_parts(observation.parts)
     if observation.curve:
-        plain["curve"] = [[epoch, _number(_digits(metric))] for epoch, metric in observation.curve]
+        plain["curve"] = [[epoch, short(_digits(metric))] for epoch, metric in observation.curve]
     return plain
 
 
@@ -156,7 +156,7 @@ def _read_observation(data: dict[str, Any], schema: int) -> Observation:
 
 def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str, Any]:
     """Return a profile as rows of setting, average power, throughput and, where they were too few, the seconds."""
-    plain = _stated(profile)
+    plain: dict[str, Any] = compact(profile)
     if profile.gpu == observation.gpu:
         del plain["gpu"]
     if profile.batch_size == observation.batch_size:
@@ -165,8 +165,8 @@ def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str,
         plain["stale"] = plain.pop("stale_w")
     plain["measurements"] = [
         [
-            _number(m.power_limit_w),
-            *(_number(_digits(v)) for v in (m.average_power_w, m.samples_per_s, m.begun_s) if v is not None),
+            short(m.power_limit_w),
+            *(short(_digits(v)) for v in (m.average_power_w, m.samples_per_s, m.begun_s) if v is not None),
         ]
         for m in profile.measurements
     ]
@@ -188,14 +188,14 @@ def _write_parts(parts: Parts) -> dict[str, Any]:
     """Return parts as rows of count, joules and seconds; an evaluation's row begins with the limit."""
 
     def row(part: Part) -> list[Any]:
-        return [_number(_digits(v)) for v in (part.count, part.energy_j, part.time_s)]
+        return [short(_digits(v)) for v in (part.count, part.energy_j, part.time_s)]
 
-    plain = _stated(parts)
+    plain: dict[str, Any] = compact(parts)
     for name in ("once", "rest"):
         if name in plain:
             plain[name] = row(getattr(parts, name))
     if parts.evaluation:
-        plain["evaluation"] = [[_number(limit_w), *row(part)] for limit_w, part in parts.evaluation]
+        plain["evaluation"] = [[short(limit_w), *row(part)] for limit_w, part in parts.evaluation]
     return plain
 
 
@@ -236,10 +236,10 @@ def _fitting(
     name: str, record: R, write: Callable[[R], dict[str, Any]], shortenings: tuple[Callable[[R, int], R], ...]
 ) -> str:
     """Return a record's text, after as many shortenings as it takes, each as often as it helps."""
-    text = _text(write(record))
+    text = plain_text(write(record), allow_nan=False)
     for shorten in shortenings:
         while (excess := len(text) - MAX_PARAM) > 0 and (shorter := shorten(record, excess)) != record:
-            record, text = shorter, _text(write(shorter))
+            record, text = shorter, plain_text(write(shorter), allow_nan=False)
     if len(text) > MAX_PARAM:
         raise StoreError(f"{name} has {len(text)} characters; MLflow holds {MAX_PARAM}")
     return text
@@ -267,42 +267,6 @@ def _again(text: str, load: Callable[[str], R], dump: Callable[[R], str]) -> str
         return dump(load(text))
     except StoreError:
         return None
-
-
-def _text(plain: Mapping[str, Any]) -> str:
-    text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair becomes JSON's escape of it
-
-
-def _stated(record: Any) -> dict[str, Any]:
-    """Return those fields of a record that do not have their default, as plain JSON values."""
-    stated = {}
-    for f in fields(record):
-        value = getattr(record, f.name)
-        if value != (f.default if f.default_factory is MISSING else f.default_factory()):
-            stated[f.name] = _plain(value)
-    return stated
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return _stated(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(v) for v in value]
-    return _number(value) if isinstance(value, float) else jsonable(value)
-
-
-def _number(value: float) -> float | str:
-    """Return a number as JSON has it: whole ones without a point; those that JSON lacks as a word that `float` reads.
-
-    >>> _number(250.0), _number(0.5), _number(float("inf"))
-    (250, 0.5, 'inf')
-    """
-    if not math.isfinite(value):
-        return str(value)
-    return int(value) if value == int(value) and abs(value) < 1e15 else value
 
 
 def _digits(value: float) -> float:

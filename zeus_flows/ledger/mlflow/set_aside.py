@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from zeus_flows.core.json import from_plain, jsonable
+from zeus_flows.core.json import from_text, to_text
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.protocol import SetAside
-
-_COMPARABLE = "zf.comparable"
-_SET_ASIDE = "zf.set_aside"
 
 
 class Change(NamedTuple):
@@ -24,13 +21,13 @@ class Change(NamedTuple):
 
 def write_words(words: Mapping[str, str]) -> dict[str, str]:
     """Return the tag that says what a window's recurrences share; none where nobody said."""
-    return {_COMPARABLE: fits_tag(json.dumps(words, ensure_ascii=False))} if words else {}
+    return {names.COMPARABLE: fits_tag(to_text(words))} if words else {}
 
 
 def read_words(tags: Mapping[str, str]) -> dict[str, str]:
     """Return what a window says that its recurrences share; nothing where it does not say."""
     try:
-        return shortened({str(name): str(value) for name, value in json.loads(tags[_COMPARABLE]).items()})
+        return shortened(from_text(dict[str, str], tags[names.COMPARABLE]))
     except (AttributeError, KeyError, ValueError):
         return {}
 
@@ -42,34 +39,40 @@ def shortened(words: Mapping[str, str]) -> dict[str, str]:
 
 def write_set_aside(found: SetAside | None) -> dict[str, str]:
     """Return the tag that says what stopped counting when a window began; none where nothing did."""
-    return {} if found is None else {_SET_ASIDE: json.dumps(jsonable(found), ensure_ascii=False)}
+    return {} if found is None else {names.SET_ASIDE: to_text(found)}
 
 
 def read_set_aside(tags: Mapping[str, str]) -> SetAside | None:
     """Return what stopped counting when a window began; None where nothing did, or that is not why it began."""
     try:
-        return from_plain(SetAside, json.loads(tags[_SET_ASIDE]))
+        return from_text(SetAside, tags[names.SET_ASIDE])
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def changes(
-    tags: Mapping[str, str], *, fingerprint: str, energy_source: str, words: Mapping[str, str]
-) -> tuple[Change, ...]:
+def changes(was: Mapping[str, str], now: Mapping[str, str], *, words: Mapping[str, str]) -> tuple[Change, ...]:
     """Return what is not as a window's recurrences had it: the fingerprint's parts where both say what they are.
 
+    Args:
+        was: The window's tags.
+        now: The tags of those that are compared with it.
+        words: What their fingerprint is made of.
+
     >>> was = {"zf.fingerprint": "1a2b", "zf.energy_source": "none", "zf.comparable": '{"target": "accuracy >= 0.9"}'}
-    >>> changes(was, fingerprint="3c4d", energy_source="none", words={"target": "accuracy >= 0.92"})
+    >>> now = {"zf.fingerprint": "3c4d", "zf.energy_source": "none"}
+    >>> changes(was, now, words={"target": "accuracy >= 0.92"})
     (Change(name='target', was='accuracy >= 0.9', now='accuracy >= 0.92'),)
     """
     found = list[Change]()
-    if (was := tags.get("zf.fingerprint", "")) != fingerprint:
-        theirs = read_words(tags) if words else {}
-        names = sorted(theirs.keys() | words.keys()) if theirs else []
-        parts = [Change(n.replace("_", " "), theirs.get(n, "nothing"), words.get(n, "nothing")) for n in names]
-        found = [part for part in parts if part.was != part.now] or [Change("fingerprint", was[:8], fingerprint[:8])]
-    if (was := tags.get("zf.energy_source", "")) != energy_source:
-        found.append(Change("energy source", was, energy_source))
+    before, fingerprint = was.get(names.FINGERPRINT, ""), now[names.FINGERPRINT]
+    if before != fingerprint:
+        theirs = read_words(was) if words else {}
+        either = sorted(theirs.keys() | words.keys()) if theirs else []
+        parts = [Change(n.replace("_", " "), theirs.get(n, "nothing"), words.get(n, "nothing")) for n in either]
+        found = [part for part in parts if part.was != part.now] or [Change("fingerprint", before[:8], fingerprint[:8])]
+    before, source = was.get(names.ENERGY_SOURCE, ""), now[names.ENERGY_SOURCE]
+    if before != source:
+        found.append(Change("energy source", before, source))
     return tuple(found)
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
+from zeus_flows.core.json import from_text, plain_text, to_text
 from zeus_flows.core.policy import State
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.record_text import MAX_TAG
 
-HEAD = "zf.snapshot"
+HEAD: Final = names.SNAPSHOT
 #: How far the history was folded anew while a snapshot of an earlier version still serves.
-ANEW = f"{HEAD}.anew"
+ANEW: Final = names.SNAPSHOT_ANEW
+_PIECE: Final[Mapping[str, Callable[[int], str]]] = {HEAD: names.snapshot_piece, ANEW: names.snapshot_anew_piece}
 #: Closed recurrences that a snapshot may lag behind before the next one is written.
 EVERY = 8
 
@@ -38,6 +41,15 @@ class Snapshot:
     whole: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What the head of a snapshot's tags says: how far it goes, and how its pieces fit together."""
+
+    upto: int
+    pieces: int = 0
+    digest: str = ""
+
+
 def dump(snapshot: Snapshot, *, head: str = HEAD) -> dict[str, str]:
     """Return the tags that hold a snapshot.
 
@@ -46,10 +58,10 @@ def dump(snapshot: Snapshot, *, head: str = HEAD) -> dict[str, str]:
     """
     if not snapshot.whole:
         raise ValueError("a snapshot is not written from one of an earlier version")
-    body = json.dumps(policy.to_json(snapshot.state), separators=(",", ":"))
+    body = plain_text(policy.to_json(snapshot.state))
     pieces = [body[i : i + MAX_TAG] for i in range(0, len(body), MAX_TAG)]
-    contents = json.dumps({"upto": snapshot.upto, "pieces": len(pieces), "digest": _digest(body)})
-    return {head: contents} | {f"{head}.{i}": piece for i, piece in enumerate(pieces)}
+    contents = _Contents(snapshot.upto, len(pieces), _digest(body))
+    return {head: to_text(contents)} | {_PIECE[head](i): piece for i, piece in enumerate(pieces)}
 
 
 def load(job: Job, tags: Mapping[str, str], *, head: str = HEAD) -> Snapshot | None:
@@ -71,7 +83,7 @@ def covers(tags: Mapping[str, str]) -> int:
     (16, 0)
     """
     try:
-        return int(json.loads(tags[HEAD])["upto"])
+        return from_text(_Contents, tags[HEAD]).upto
     except (KeyError, TypeError, ValueError):
         return 0
 
@@ -92,9 +104,9 @@ def cleared(tags: Mapping[str, str], head: str) -> dict[str, str]:
 
 def _read(tags: Mapping[str, str], head: str) -> tuple[int, dict[str, Any]] | None:
     """Return the last recurrence and the state that tags hold; None where its pieces do not fit together."""
-    contents = json.loads(tags[head])
-    body = "".join(tags[f"{head}.{i}"] for i in range(contents["pieces"]))
-    return (int(contents["upto"]), json.loads(body)) if _digest(body) == contents["digest"] else None
+    contents = from_text(_Contents, tags[head])
+    body = "".join(tags[_PIECE[head](i)] for i in range(contents.pieces))
+    return (contents.upto, json.loads(body)) if _digest(body) == contents.digest else None
 
 
 def _digest(body: str) -> str:
