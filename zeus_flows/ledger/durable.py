@@ -25,7 +25,7 @@ from zeus_flows.core.records import Decision, Gap, Observation
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
-from zeus_flows.ledger.delivery import Delivery, KeptDecision, KeptEnd, Kind
+from zeus_flows.ledger.delivery import Delivery, ItemKind, KeptDecision, KeptEnd
 from zeus_flows.ledger.janitor import Buried, sweep
 from zeus_flows.ledger.lease import Holder
 from zeus_flows.ledger.link import Link
@@ -153,7 +153,7 @@ class DurableLedger:
     def gated(self, check_id: str, check: GateCheck) -> None:
         """Keep what a gate found; wait a while for its delivery."""
         self._delivery.training = None
-        item = self._delivery.put(read_ref(check_id), Kind.GATED, to_text(check))
+        item = self._delivery.put(read_ref(check_id), ItemKind.GATED, to_text(check))
         reached("after-spool-gate")
         self._delivery.wait(item)
 
@@ -166,7 +166,7 @@ class DurableLedger:
         """Keep what one epoch brought; deliver it soon. Training does not end because one cannot be kept."""
         dated = replace(report, wall_s=time.time())
         try:
-            self._delivery.put(read_ref(attempt_id), Kind.EPOCH, to_text(dated))
+            self._delivery.put(read_ref(attempt_id), ItemKind.EPOCH, to_text(dated))
         except StoreError as error:
             log.warning("epoch %d is not recorded: %s", report.epoch, error)
         reached("after-spool-epoch")
@@ -177,7 +177,7 @@ class DurableLedger:
         Raises:
             AlreadyObserved: the attempt has another one; it may have been declared dead.
         """
-        item = self._delivery.put(read_ref(attempt_id), Kind.OBSERVED, codec.dump_observation(observation))
+        item = self._delivery.put(read_ref(attempt_id), ItemKind.OBSERVED, codec.dump_observation(observation))
         reached("after-spool-observation")
         self._delivery.training = None
         self._delivery.wait(item)
@@ -188,7 +188,7 @@ class DurableLedger:
         if self._now.attempt is None and self._now.standing is Standing.GUESSED:
             return  # its number was a guess and nothing bears it
         end = KeptEnd(recurrence, tuple(codec.dump_observation(observation) for observation in observations))
-        item = self._delivery.put(self._now.attempt, Kind.ENDED, to_text(end))
+        item = self._delivery.put(self._now.attempt, ItemKind.ENDED, to_text(end))
         reached("after-spool-end")
         self._delivery.wait(item)
 
@@ -236,7 +236,7 @@ class DurableLedger:
             guessed=self._now.standing is Standing.GUESSED,
             holder=self._delivery.holder.dump(),
         )
-        self._delivery.put(attempt, Kind.DECIDED, to_text(kept))
+        self._delivery.put(attempt, ItemKind.DECIDED, to_text(kept))
         reached("after-spool-decision")
         return attempt
 

@@ -120,7 +120,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TableLayout:
     """Which columns of a CSV or Parquet file mean what.
 
     Attributes:
@@ -176,7 +176,7 @@ def read_sentiment140(
 
 def read_csv(
     path: Path,
-    layout: Layout,
+    layout: TableLayout,
     *,
     most_malformed: float = 0.01,
     keep_text: bool = False,
@@ -200,7 +200,7 @@ def read_csv(
 
 def read_parquet(
     path: Path,
-    layout: Layout,
+    layout: TableLayout,
     *,
     most_malformed: float = 0.01,
     keep_text: bool = False,
@@ -295,7 +295,7 @@ class _Rows:
         self._times.append(seconds)
         self._labels.append(positive)
 
-    def add_named(self, line: int, cells: Mapping[str, Any], layout: Layout) -> None:
+    def add_named(self, line: int, cells: Mapping[str, Any], layout: TableLayout) -> None:
         """Take a row by its columns' names, or reject it."""
         try:
             seconds = _seconds(cells[layout.time], layout.time_format)

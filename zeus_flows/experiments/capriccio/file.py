@@ -17,8 +17,8 @@ from zeus_flows.experiments.capriccio.bert import require, weights_digest
 from zeus_flows.experiments.capriccio.datasets import (
     READING,
     Dataset,
-    Layout,
     Progress,
+    TableLayout,
     read_csv,
     read_flights,
     read_parquet,
@@ -70,7 +70,7 @@ class DataSection(Section):
             return read_sentiment140(self.path, most_malformed=self.malformed, keep_text=keep_text, progress=progress)
         assert self.time is not None
         assert self.label is not None
-        layout = Layout(
+        layout = TableLayout(
             self.time, self.label, self.text, self.numbers, self.categories, self.positive, self.time_format
         )
         if self.kind == "csv":
