@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,7 @@ from tests.ledger.servers import (  # noqa: F401  fixtures: servers are started 
     server_on_sqlite,
     server_with_authentication,
 )
+from tests.prefect_server import end_server, standing_server
 
 os.environ.update(
     {
@@ -61,10 +64,40 @@ def sqlite_uri(_migrated_database: Path, tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-@pytest.fixture(scope="session")
-def prefect_server() -> Iterator[None]:
-    """Run flows against a temporary Prefect server; starting one takes seconds, so it serves the whole session."""
-    from prefect.testing.utilities import prefect_test_harness
+_PREFECT = pytest.StashKey[Path]()
 
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose a folder for the session's Prefect server, or take the one that the controlling process chose."""
+    told: dict[str, Any] = getattr(config, "workerinput", {})
+    config.stash[_PREFECT] = Path(told.get("prefect") or tempfile.mkdtemp(prefix="zeus-flows-prefect-"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell one of xdist's processes where that folder is."""
+    node.workerinput["prefect"] = str(node.config.stash[_PREFECT])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the server with the session, which is the controlling process's to do."""
+    if not hasattr(config, "workerinput"):
+        end_server(config.stash[_PREFECT])
+        shutil.rmtree(config.stash[_PREFECT], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def prefect_api(request: pytest.FixtureRequest) -> str:
+    """The address of the session's Prefect server, for processes that a test starts."""
+    return standing_server(request.config.stash[_PREFECT])
+
+
+@pytest.fixture(scope="session")
+def prefect_server(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Let flows of this process report to the session's Prefect server; yield its address."""
+    from prefect.context import _temporary_global_settings_context, get_settings_context
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+    ours = {PREFECT_API_URL: prefect_api, PREFECT_HOME: tmp_path_factory.mktemp("prefect")}
+    with temporary_settings(ours), _temporary_global_settings_context(get_settings_context()):
+        yield prefect_api

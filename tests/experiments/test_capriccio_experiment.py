@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 
 from tests.experiments.capriccio_builders import write_experiment
-from tests.ledger.processes import fork_server
+from tests.processes import fork_server
 from zeus_flows import killpoints as points
 from zeus_flows.cli.capriccio import capriccio_command
 from zeus_flows.errors import ConfigError, StoreError

@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from tests.ledger.processes import fork_server
+from tests.processes import fork_server
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.outbox import Outbox
