@@ -33,9 +33,10 @@ os.environ.update(
 for _name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "CUDA_VISIBLE_DEVICES"):
     os.environ.pop(_name, None)
 
-# How fast an example runs says nothing here: machines that test are busy.
-settings.register_profile("busy", deadline=None)
-settings.load_profile("busy")
+# How fast an example runs says nothing here: machines that test are busy. Hypothesis's own `ci` would run the same
+# examples for ever; `--hypothesis-seed` repeats those of a run, and a failure prints how to repeat it alone.
+settings.register_profile("ci", deadline=None, derandomize=False, print_blob=True)
+settings.load_profile("ci")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
