@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -78,6 +79,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tell one of xdist's processes where that folder is."""
     node.workerinput["prefect"] = str(node.config.stash[_PREFECT])
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of garbage collections, of which trainers ask for full ones."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
