@@ -20,7 +20,7 @@ from tests.ledger.servers import (  # noqa: F401  fixtures: servers are started 
     server_on_sqlite,
     server_with_authentication,
 )
-from tests.prefect_server import end_server, standing_server
+from tests.prefect_server import end_server, locked, standing_server
 
 os.environ.update(
     {
@@ -29,6 +29,7 @@ os.environ.update(
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "OMP_NUM_THREADS": "1",  # tests run in as many processes as there are cores, and their tensors are tiny
     }
 )
 for _name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "CUDA_VISIBLE_DEVICES"):
@@ -39,7 +40,12 @@ for _name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "CUDA_VISIBLE_DEVICES"):
 settings.register_profile("ci", deadline=None, derandomize=False, print_blob=True)
 settings.load_profile("ci")
 
+#: Fixtures that take seconds to make.
+HEAVY = frozenset({"_migrated_database", "postgres_uri", "prefect_api"})
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+_SESSION = pytest.StashKey[Path]()
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +55,15 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(scope="session")
-def _migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _migrated_database(request: pytest.FixtureRequest) -> Path:
     """An empty MLflow database: its migrations take seconds, a copy takes none."""
     from mlflow import MlflowClient
 
-    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments(max_results=1)
+    path = request.config.stash[_SESSION] / "empty.db"
+    with locked(path.with_suffix(".lock")):
+        if not path.exists():
+            MlflowClient(tracking_uri=f"sqlite:///{path.with_suffix('.new')}").search_experiments(max_results=1)
+            shutil.copy(path.with_suffix(".new"), path)
     return path
 
 
@@ -66,19 +75,24 @@ def sqlite_uri(_migrated_database: Path, tmp_path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-_PREFECT = pytest.StashKey[Path]()
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose a folder for the session's Prefect server, or take the one that the controlling process chose."""
+    """Choose a folder for what all processes of a session share, or take the one that the controlling one chose."""
     told: dict[str, Any] = getattr(config, "workerinput", {})
-    config.stash[_PREFECT] = Path(told.get("prefect") or tempfile.mkdtemp(prefix="zeus-flows-prefect-"))
+    config.stash[_SESSION] = Path(told.get("session") or tempfile.mkdtemp(prefix="zeus-flows-tests-"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell one of xdist's processes where that folder is."""
-    node.workerinput["prefect"] = str(node.config.stash[_PREFECT])
+    node.workerinput["session"] = str(node.config.stash[_SESSION])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs MLflow's tables, a server or another process: `make unit` does without."""
+    for item in items:
+        if not HEAVY.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
@@ -90,14 +104,14 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the server with the session, which is the controlling process's to do."""
     if not hasattr(config, "workerinput"):
-        end_server(config.stash[_PREFECT])
-        shutil.rmtree(config.stash[_PREFECT], ignore_errors=True)
+        end_server(config.stash[_SESSION])
+        shutil.rmtree(config.stash[_SESSION], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def prefect_api(request: pytest.FixtureRequest) -> str:
     """The address of the session's Prefect server, for processes that a test starts."""
-    return standing_server(request.config.stash[_PREFECT])
+    return standing_server(request.config.stash[_SESSION])
 
 
 @pytest.fixture(scope="session")

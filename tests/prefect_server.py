@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -16,11 +17,18 @@ import httpx
 from tests.ledger.servers import free_port
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time through."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def standing_server(folder: Path) -> str:
     """Return the address of the server that a session keeps in a folder, after starting it if need be."""
     address = folder / "address"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "address.lock"):
         if not address.exists():
             address.write_text(_start(folder))
     return address.read_text()
@@ -36,7 +44,7 @@ def _start(folder: Path) -> str:
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     env = os.environ | {
-        "PREFECT_HOME": str(folder),
+        "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": api,
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         # The default is a minute between the scheduler's looks at new deployments.

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
@@ -61,6 +62,7 @@ class Forked:
         )
         self._process.start()
         os.close(reading)
+        self._hang_up = weakref.finalize(self, os.close, self._writing)
 
     @property
     def pid(self) -> int:
@@ -84,6 +86,7 @@ class Forked:
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(list(self.words), timeout, self.stdout, self.stderr)
+        self._hang_up()
         return self._process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:

@@ -16,6 +16,8 @@ from mlflow import MlflowClient
 from tests.processes import ZEUS_FLOWS, run_forked
 from tests.training_functions import write_job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 INSTALLED = str(Path(sys.executable).parent / "zeus-flows")
 
@@ -113,7 +115,6 @@ def three_recurrences(command: Command, folder: Path, **env: str) -> dict[str, A
     return document
 
 
-@pytest.mark.slow
 def test_init_and_run_leave_three_observed_runs_and_the_same_seed_decides_the_same(
     zeus_flows: Command, sqlite_uri: str, tmp_path: Path
 ) -> None:
@@ -141,7 +142,6 @@ def test_init_and_run_leave_three_observed_runs_and_the_same_seed_decides_the_sa
     assert decisions(first) == decisions(second)
 
 
-@pytest.mark.slow
 def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(
     zeus_flows: Command, sqlite_uri: str, tmp_path: Path
 ) -> None:
@@ -157,7 +157,6 @@ def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(
     assert "ui --backend-store-uri sqlite:///mlflow.db" in second.stdout
 
 
-@pytest.mark.slow
 def test_a_gate_s_skips_are_shown_counted_and_in_the_document(
     zeus_flows: Command, sqlite_uri: str, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def _take_over(folder: Path, results: Path, all_done: Barrier) -> None:
     all_done.wait(300)  # one that ends leaves its items to the others
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_takes_each_item(outbox: Outbox, tmp_path: Path) -> None:
     expected = [str(n) for n in range(20)]
     owner = dead()
