@@ -46,6 +46,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 _SESSION = pytest.StashKey[Path]()
+_CONTROLLER = pytest.StashKey[int]()
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +79,14 @@ def sqlite_uri(_migrated_database: Path, tmp_path: Path) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose a folder for what all processes of a session share, or take the one that the controlling one chose."""
     told: dict[str, Any] = getattr(config, "workerinput", {})
+    config.stash[_CONTROLLER] = told.get("controller") or os.getpid()
     config.stash[_SESSION] = Path(told.get("session") or tempfile.mkdtemp(prefix="zeus-flows-tests-"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell one of xdist's processes where that folder is."""
-    node.workerinput["session"] = str(node.config.stash[_SESSION])
+    node.workerinput.update(session=str(node.config.stash[_SESSION]), controller=node.config.stash[_CONTROLLER])
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -111,7 +113,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def prefect_api(request: pytest.FixtureRequest) -> str:
     """The address of the session's Prefect server, for processes that a test starts."""
-    return standing_server(request.config.stash[_SESSION])
+    return standing_server(request.config.stash[_SESSION], session=request.config.stash[_CONTROLLER])
 
 
 @pytest.fixture(scope="session")

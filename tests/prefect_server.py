@@ -16,6 +16,18 @@ import httpx
 
 from tests.ledger.servers import free_port
 
+#: Runs a command until it or a process ends: a session that is killed leaves no server behind.
+GUARD = """
+import os, signal, subprocess, sys, time
+command = subprocess.Popen(sys.argv[2:])
+while command.poll() is None:
+    time.sleep(1)
+    try:
+        os.kill(int(sys.argv[1]), 0)
+    except ProcessLookupError:
+        os.killpg(0, signal.SIGKILL)
+"""
+
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
@@ -25,12 +37,12 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def standing_server(folder: Path) -> str:
-    """Return the address of the server that a session keeps in a folder, after starting it if need be."""
+def standing_server(folder: Path, *, session: int) -> str:
+    """Return the address of the server that a session (a process) keeps in a folder, after starting it if need be."""
     address = folder / "address"
     with locked(folder / "address.lock"):
         if not address.exists():
-            address.write_text(_start(folder))
+            address.write_text(_start(folder, session))
     return address.read_text()
 
 
@@ -40,7 +52,7 @@ def end_server(folder: Path) -> None:
         os.killpg(int((folder / "pid").read_text()), signal.SIGKILL)
 
 
-def _start(folder: Path) -> str:
+def _start(folder: Path, session: int) -> str:
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     env = os.environ | {
@@ -51,6 +63,7 @@ def _start(folder: Path) -> str:
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-S", "-c", GUARD, str(session), *command]
     log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
