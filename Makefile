@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 JOB := deployments/jobs/flights.yaml
 RECURRENCES ?= 20
 
-.PHONY: demo test check docs clean help
+# Which examples hypothesis tries; make prints it, and `make test SEED=...` tries the same again.
+SEED ?= $(shell date +%s)
+PYTEST = $(BIN)/pytest -q -n 2 --dist loadgroup --hypothesis-seed=$(SEED)
+
+.PHONY: demo test unit check docs clean help
 
 help:  ## list these targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -26,8 +30,11 @@ demo: $(VENV)/.installed  ## run 20 recurrences of the embedded job on a simulat
 	@mkdir -p .demo
 	@$(BIN)/zeus-flows run $(JOB) --recurrences $(RECURRENCES) --tracking-uri sqlite:///.demo/mlflow.db
 
-test: $(VENV)/.installed-dev  ## run every test
-	$(BIN)/pytest -n 2 --dist loadgroup
+test: $(VENV)/.installed-dev  ## run every test; those with servers and processes take minutes
+	$(PYTEST)
+
+unit: $(VENV)/.installed-dev  ## run the tests that need no server, no MLflow and no process: under a minute
+	$(PYTEST) -m 'not slow'
 
 check: $(VENV)/.installed-dev  ## lint, types, imports
 	$(BIN)/ruff check .

@@ -6,30 +6,40 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
+from tests.processes import ZEUS_FLOWS, run_forked
 from tests.training_functions import write_job
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
-ZEUS_FLOWS = str(Path(sys.executable).parent / "zeus-flows")
+INSTALLED = str(Path(sys.executable).parent / "zeus-flows")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let all commands share Prefect's database, which takes seconds to make."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
-        yield
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def zeus_flows(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def installed(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command that was installed, as a user does."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | env
-    return subprocess.run([ZEUS_FLOWS, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run([INSTALLED, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def zeus_flows(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """The same in a process that has imported everything, with the session's Prefect server."""
+    common = {"PREFECT_API_URL": prefect_api, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect"))}
+
+    def run(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+        return run_forked(ZEUS_FLOWS, *words, cwd=cwd, env=os.environ | common | env)
+
+    return run
 
 
 def left_in(folder: Path) -> set[str]:
@@ -44,22 +54,22 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_help_names_every_command_and_the_exit_codes(tmp_path: Path) -> None:
-    done = zeus_flows("--help", cwd=tmp_path)
+    done = installed("--help", cwd=tmp_path)
     assert done.returncode == 0
     for word in ("init", "run", "Exit codes"):
         assert word in done.stdout
 
 
 def test_init_writes_a_job_file_once(tmp_path: Path) -> None:
-    first = zeus_flows("init", cwd=tmp_path)
+    first = installed("init", cwd=tmp_path)
     assert (first.returncode, left_in(tmp_path)) == (0, {"job.yaml"})
     assert "next: zeus-flows run job.yaml" in first.stdout
-    second = zeus_flows("init", cwd=tmp_path)
+    second = installed("init", cwd=tmp_path)
     assert second.returncode == 2
     assert "--force" in second.stderr
 
 
-def test_without_a_gpu_the_exit_code_is_4_and_the_text_says_what_to_type(tmp_path: Path) -> None:
+def test_without_a_gpu_the_exit_code_is_4_and_the_text_says_what_to_type(zeus_flows: Command, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", device="auto")
     done = zeus_flows("run", str(job), cwd=tmp_path)
     assert done.returncode == 4
@@ -70,7 +80,7 @@ def test_without_a_gpu_the_exit_code_is_4_and_the_text_says_what_to_type(tmp_pat
 
 def test_a_wrong_job_file_exits_2_with_file_and_line_and_writes_nothing(tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", max_epochs=-1)
-    done = zeus_flows("run", str(job), cwd=tmp_path)
+    done = installed("run", str(job), cwd=tmp_path)
     assert done.returncode == 2
     assert "job.yaml:" in done.stderr
     assert "max_epochs" in done.stderr
@@ -78,7 +88,7 @@ def test_a_wrong_job_file_exits_2_with_file_and_line_and_writes_nothing(tmp_path
     assert left_in(tmp_path) == {"job.yaml"}
 
 
-def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path: Path) -> None:
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(zeus_flows: Command, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml")
     done = zeus_flows("run", str(job), "--tracking-uri", "https://me:hunter2@mlflow.example", cwd=tmp_path)
     assert done.returncode == 2
@@ -86,7 +96,7 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path: Pa
     assert "hunter2" not in done.stdout + done.stderr
 
 
-def test_a_dry_run_shows_the_next_decision_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_next_decision_and_writes_nothing(zeus_flows: Command, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml")
     done = zeus_flows("run", str(job), "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -95,19 +105,22 @@ def test_a_dry_run_shows_the_next_decision_and_writes_nothing(tmp_path: Path) ->
     assert left_in(tmp_path) == {"job.yaml"}
 
 
-def three_recurrences(folder: Path, **env: str) -> dict[str, Any]:
+def three_recurrences(command: Command, folder: Path, **env: str) -> dict[str, Any]:
     folder.mkdir()
-    assert zeus_flows("init", cwd=folder).returncode == 0
+    assert installed("init", cwd=folder).returncode == 0
     words = ("run", "job.yaml", "--recurrences", "3", "--simulate", "v100", "--seed", "1", "--json")
-    done = zeus_flows(*words, cwd=folder, **env)
+    done = command(*words, cwd=folder, **env)
     assert done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
 
-@pytest.mark.slow
-def test_init_and_run_leave_three_observed_runs_and_the_same_seed_decides_the_same(tmp_path: Path) -> None:
-    first = three_recurrences(tmp_path / "first")
+def test_init_and_run_leave_three_observed_runs_and_the_same_seed_decides_the_same(
+    zeus_flows: Command, sqlite_uri: str, tmp_path: Path
+) -> None:
+    # In an empty folder, with nothing but what was installed: Prefect's ephemeral server, its database and MLflow's.
+    first = three_recurrences(installed, tmp_path / "first", PREFECT_HOME=str(tmp_path / "prefect"))
+    assert (tmp_path / "prefect" / "prefect.db").exists()
     assert [r["recurrence"] for r in first["recurrences"]] == [1, 2, 3]
     assert first["energy_source"] == "simulated"
     for recurrence in first["recurrences"]:
@@ -120,8 +133,7 @@ def test_init_and_run_leave_three_observed_runs_and_the_same_seed_decides_the_sa
     assert {run.data.tags["zf.recurrence"] for run in observed} == {"1", "2", "3"}
     assert all("zf.observation" in run.data.params for run in observed)
 
-    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
-    second = three_recurrences(tmp_path / "second", MLFLOW_TRACKING_URI=elsewhere)
+    second = three_recurrences(zeus_flows, tmp_path / "second", MLFLOW_TRACKING_URI=sqlite_uri)
     assert not (tmp_path / "second" / "mlflow.db").exists()
 
     def decisions(document: dict[str, Any]) -> list[Any]:
@@ -130,8 +142,9 @@ def test_init_and_run_leave_three_observed_runs_and_the_same_seed_decides_the_sa
     assert decisions(first) == decisions(second)
 
 
-@pytest.mark.slow
-def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(tmp_path: Path) -> None:
+def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(
+    zeus_flows: Command, sqlite_uri: str, tmp_path: Path
+) -> None:
     job = write_job(tmp_path / "job.yaml")
     first = zeus_flows("run", str(job), "--json", "-n", "2", cwd=tmp_path)
     assert [r["recurrence"] for r in json.loads(first.stdout)["recurrences"]] == [1, 2]
@@ -144,8 +157,9 @@ def test_run_again_goes_on_where_it_left_off_and_a_miss_exits_3(tmp_path: Path) 
     assert "ui --backend-store-uri sqlite:///mlflow.db" in second.stdout
 
 
-@pytest.mark.slow
-def test_a_gate_s_skips_are_shown_counted_and_in_the_document(tmp_path: Path) -> None:
+def test_a_gate_s_skips_are_shown_counted_and_in_the_document(
+    zeus_flows: Command, sqlite_uri: str, tmp_path: Path
+) -> None:
     gate = {"function": "tests.training_functions:evaluate", "max_age": 2}
     job = write_job(tmp_path / "job.yaml", gate=gate)
     shown = zeus_flows("run", str(job), "--recurrences", "3", cwd=tmp_path, COLUMNS="200")
@@ -162,7 +176,7 @@ def test_a_gate_s_skips_are_shown_counted_and_in_the_document(tmp_path: Path) ->
     assert "The drift gate is asked first" in dry.stdout
 
 
-def test_a_gate_that_does_not_exist_exits_2_and_nothing_runs(tmp_path: Path) -> None:
+def test_a_gate_that_does_not_exist_exits_2_and_nothing_runs(zeus_flows: Command, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", gate={"function": "tests.training_functions:evaluat"})
     done = zeus_flows("run", str(job), cwd=tmp_path)
     assert done.returncode == 2
@@ -171,7 +185,9 @@ def test_a_gate_that_does_not_exist_exits_2_and_nothing_runs(tmp_path: Path) -> 
     assert left_in(tmp_path) == {"job.yaml"}
 
 
-def test_a_train_function_that_breaks_is_shown_from_its_own_lines_on_and_once(tmp_path: Path) -> None:
+def test_a_train_function_that_breaks_is_shown_from_its_own_lines_on_and_once(
+    zeus_flows: Command, sqlite_uri: str, tmp_path: Path
+) -> None:
     done = zeus_flows("run", str(write_job(tmp_path / "job.yaml", "crash")), cwd=tmp_path)
     assert done.returncode == 1
     assert "the train function failed; the attempt is recorded as failed" in done.stderr

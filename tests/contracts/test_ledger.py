@@ -23,6 +23,11 @@ from zeus_flows.ledger.protocol import Ledger
 Open = Callable[..., Ledger]
 
 
+def _slower(backend: str) -> ParameterSet:
+    """Making and opening MLflow's tables takes seconds too."""
+    return pytest.param(backend, marks=pytest.mark.slow)
+
+
 def _slow(backend: str) -> ParameterSet:
     """Servers take seconds to start: those who share them run in one process."""
     return pytest.param(backend, marks=[pytest.mark.slow, pytest.mark.xdist_group("ledger-servers")])
@@ -40,7 +45,7 @@ BACKENDS = {
 }
 
 
-@pytest.fixture(params=["memory", *list(BACKENDS)[:2], *(_slow(backend) for backend in list(BACKENDS)[2:])])
+@pytest.fixture(params=["memory", *map(_slower, list(BACKENDS)[:2]), *map(_slow, list(BACKENDS)[2:])])
 def open_ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Return a function that opens a ledger on one store; each call is another process's view of it."""
     if request.param == "memory":
@@ -183,8 +188,8 @@ def test_the_fold_passes_over_skipped_recurrences_in_their_place(
         heard.append(gap.recurrence)
         return replace(state, samples_per_epoch=state.observations)  # what had been folded before
 
-    monkeypatch.setattr(policy, "pass_over", pass_over)
-    monkeypatch.setattr(engine, "pass_over", pass_over)  # by which `fold` calls it
+    for where in (policy, engine):  # ledgers that fold step by step, and those that fold all at once
+        monkeypatch.setattr(where, "pass_over", pass_over)
     ledger = open_ledger()
     for number in (1, 2):
         ledger.begin()

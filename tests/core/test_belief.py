@@ -49,6 +49,30 @@ def test_a_stopped_run_never_makes_an_arm_look_better(runs: list[tuple[int, int]
     assert stopped.posterior.variance[i] <= belief.posterior.variance[i] * (1 + 1e-9)
 
 
+@given(RUNS, st.sampled_from(ARMS), st.lists(st.integers(1, 50), min_size=2, max_size=4))
+def test_an_arm_that_is_stopped_again_keeps_what_the_stops_before_said(
+    runs: list[tuple[int, int]], arm: int, stops: list[int]
+) -> None:
+    belief, i = believe(runs), ARMS.index(arm)
+    for epochs in stops:
+        before, belief = belief.posterior, belief.stop(arm, epochs, max_epochs=100)
+        assert belief.posterior.mean[i] >= before.mean[i] - 1e-9
+        assert belief.posterior.variance[i] <= before.variance[i] * (1 + 1e-9)
+
+
+def test_a_second_stop_matches_the_moments_of_the_belief_truncated_twice() -> None:
+    belief, i = believe([(32, 8)]), ARMS.index(64)
+    p = belief.posterior
+    mean, deviation, noise = float(p.mean[i]), math.sqrt(p.variance[i]), math.sqrt(p.noise[i])
+    rng = np.random.default_rng(0)
+    f = rng.normal(mean, deviation, 1_000_000)
+    for epochs in (11, 9):
+        f = f[f + rng.normal(0, noise, f.size) > math.log(epochs + 0.5)]
+    after = belief.stop(64, 11, max_epochs=100).stop(64, 9, max_epochs=100).posterior
+    assert after.mean[i] == pytest.approx(f.mean(), abs=0.1 * deviation)
+    assert math.sqrt(after.variance[i]) == pytest.approx(f.std(), rel=0.1)
+
+
 @given(st.integers(2, 40))
 def test_a_stopped_run_matches_the_moments_of_the_truncated_belief(epochs: int) -> None:
     belief = believe([(32, 8)])

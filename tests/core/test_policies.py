@@ -109,6 +109,7 @@ def decisions_as_text() -> str:
     return json.dumps([jsonable(decide(job(name), settled(name))) for name in POLICIES])
 
 
+@pytest.mark.slow
 def test_the_same_history_and_seed_give_the_same_decision_in_another_process() -> None:
     script = "from tests.core.test_policies import decisions_as_text; print(decisions_as_text())"
     root = Path(__file__).parents[2]
@@ -116,6 +117,7 @@ def test_the_same_history_and_seed_give_the_same_decision_in_another_process() -
     assert there.stdout.strip() == decisions_as_text()
 
 
+@pytest.mark.slow
 @settings(max_examples=10_000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(which=st.integers(0, len(READINGS) ** 5 - 1))
 def test_no_unbelievable_reading_reaches_a_belief(which: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import yaml
+
+from tests.processes import Forked
 
 START = datetime(2026, 1, 1, 12)
 
@@ -68,7 +68,7 @@ def write_experiment(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def start_together(script: str, *arguments: str, folders: Sequence[Mapping[str, Path]]) -> list[subprocess.Popen[str]]:
+def start_together(script: str, *arguments: str, folders: Sequence[Mapping[str, Path]]) -> list[Forked]:
     """Start a script as on several machines, and let all go on when all have said that they are ready.
 
     Args:
@@ -79,14 +79,9 @@ def start_together(script: str, *arguments: str, folders: Sequence[Mapping[str, 
     started = []
     for mine in folders:
         own = {f"ZEUS_FLOWS_{name}_DIR": str(folder) for name, folder in mine.items()}
-        command = [sys.executable, "-c", script, *arguments]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, env=os.environ | own, stdin=pipe, stdout=pipe, text=True))
+        started.append(Forked(script, *arguments, env=os.environ | own))
     for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        process.wait_until_it_says("ready")
     for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        process.say("go")
     return started

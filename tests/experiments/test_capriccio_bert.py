@@ -30,7 +30,7 @@ WORDS = ["good", "bad", "day", "sun", "rain", "tea", "##s"]
 PAD = SPECIAL.index("[PAD]")
 
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,6 @@ def weights(learner: Learner) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in learner._model.parameters()])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_an_experiment_with_bert_learns_every_slice_and_its_report_names_the_model(
     tmp_path: Path, sqlite_uri: str
@@ -148,7 +147,6 @@ def test_an_experiment_with_bert_learns_every_slice_and_its_report_names_the_mod
     assert "small model" not in page
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_bert_is_trained_in_processes_of_its_own_too(tmp_path: Path) -> None:
     path = write_bert_experiment(tmp_path, slices={"days": 4, "most": 1})

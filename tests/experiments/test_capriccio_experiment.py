@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 
 from tests.experiments.capriccio_builders import write_experiment
-from tests.ledger.processes import fork_server
+from tests.processes import Forked, fork_server, run_forked
 from zeus_flows import killpoints as points
 from zeus_flows.cli.capriccio import capriccio_command
 from zeus_flows.errors import ConfigError, StoreError
@@ -257,6 +256,29 @@ def _be_killed(path: Path, uri: str, point: str, times: int, cache: str) -> None
     run_all(path, uri)
 
 
+class Uninterrupted:
+    """Experiments that nobody interrupts, each run once for all tests that compare with it."""
+
+    def __init__(self, database: Path, folders: pytest.TempPathFactory) -> None:
+        self._database, self._folders = database, folders
+        self._uris: dict[str, str] = {}
+
+    def uri(self, **changes: Any) -> str:
+        """Return where the records of an experiment with such changes are."""
+        name = json.dumps(changes, sort_keys=True)
+        if name not in self._uris:
+            folder = self._folders.mktemp("uninterrupted")
+            shutil.copy(self._database, folder / "mlflow.db")
+            self._uris[name] = f"sqlite:///{folder / 'mlflow.db'}"
+            run_all(write_experiment(folder, **changes), self._uris[name])
+        return self._uris[name]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(_migrated_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    return Uninterrupted(_migrated_database, tmp_path_factory)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
@@ -270,11 +292,10 @@ def _be_killed(path: Path, uri: str, point: str, times: int, cache: str) -> None
     ],
 )
 def test_killed_at_any_point_and_taken_up_the_records_are_those_of_an_uninterrupted_run(
-    tmp_path: Path, sqlite_uri: str, point: str
+    tmp_path: Path, sqlite_uri: str, point: str, uninterrupted: Uninterrupted
 ) -> None:
-    path = write_experiment(tmp_path, slices={"days": 5, "most": 3})
-    whole = copied(sqlite_uri, "whole.db")
-    run_all(path, whole)
+    changes = {"slices": {"days": 5, "most": 3}}
+    path, whole = write_experiment(tmp_path, **changes), uninterrupted.uri(**changes)
 
     run_until_killed(path, sqlite_uri, point, times=4)
     experiment = run_all(path, sqlite_uri)
@@ -318,17 +339,16 @@ def slices_written(uri: str) -> int:
 def test_kill_minus_9_in_the_middle_and_resume_gives_the_same_records(tmp_path: Path, sqlite_uri: str) -> None:
     path = write_experiment(tmp_path)
     whole = copied(sqlite_uri, "whole.db")
-    command = [sys.executable, "-c", CHILD, str(path)]
-
-    child = subprocess.Popen([*command, sqlite_uri])
+    child = Forked(CHILD, str(path), sqlite_uri)
     give_up = time.monotonic() + 60
     while slices_written(sqlite_uri) < 3 and time.monotonic() < give_up:
         time.sleep(0.02)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
     before = slices_written(sqlite_uri)
-    subprocess.run([*command, sqlite_uri], check=True, timeout=120)
-    subprocess.run([*command, whole], check=True, timeout=120)
+    for uri in (sqlite_uri, whole):
+        done = run_forked(CHILD, str(path), uri, timeout=120)
+        assert done.returncode == 0, done.stderr
 
     assert 3 <= before < 6
     jobs = ("small.window-4", "small.drift-reset")
@@ -437,13 +457,10 @@ def checks(uri: str) -> list[tuple[str, str, str, float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["after-create-gate", "after-ask", "after-check", "after-gate", "after-train"])
 def test_killed_around_its_gate_and_taken_up_a_contender_finds_the_same(
-    tmp_path: Path, sqlite_uri: str, point: str
+    tmp_path: Path, sqlite_uri: str, point: str, uninterrupted: Uninterrupted
 ) -> None:
-    path = write_experiment(
-        tmp_path, contenders={"gated": {"policy": "thompson", "gate": True}}, slices={"days": 5, "most": 4}
-    )
-    whole = copied(sqlite_uri, "whole.db")
-    run_all(path, whole)
+    changes = {"contenders": {"gated": {"policy": "thompson", "gate": True}}, "slices": {"days": 5, "most": 4}}
+    path, whole = write_experiment(tmp_path, **changes), uninterrupted.uri(**changes)
 
     run_until_killed(path, sqlite_uri, point, times=2)
     run_all(path, sqlite_uri)

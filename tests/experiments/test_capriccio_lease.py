@@ -246,10 +246,13 @@ def test_two_that_do_not_share_a_lock_do_not_take_slices_from_each_other(tmp_pat
     give_up = time.monotonic() + 120  # the one that is refused ends, the other one waits
     while all(process.poll() is None for process in both) and time.monotonic() < give_up:
         time.sleep(0.05)
-    said = [process.communicate("end\n" if process.poll() is None else None, timeout=120)[0] for process in both]
+    for process in both:
+        if process.poll() is None:
+            process.say("end")
 
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum(text == "done\n" for text in said) == 1
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    said = [process.stdout for process in both]
+    assert sum(text == "ready\ndone\n" for text in said) == 1
     assert sum("small is being run by process" in text for text in said) == 1
     client = MlflowClient(tracking_uri=sqlite_uri)
     for job in ("small.window-4", "small.drift-reset"):

@@ -103,9 +103,8 @@ def test_on_several_machines_at_once_there_is_one_run_of_the_experiment_and_one_
     folders = [{"STATE": tmp_path / f"machine-{number}"} for number in range(3)]
     machines = start_together(MACHINE, str(path), sqlite_uri, folders=folders)
 
-    found = {machine.communicate(timeout=120)[0].strip() for machine in machines}
-
-    assert [machine.returncode for machine in machines] == [0, 0, 0]
+    assert [machine.wait(timeout=120) for machine in machines] == [0, 0, 0]
+    found = {machine.stdout.splitlines()[1] for machine in machines}
     assert {str(run.info.run_id) for run in runs_of_kind(sqlite_uri, "experiment")} == found
     assert len(found) == 1
     slices = runs_of_kind(sqlite_uri, "slice")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import JOB
 from tests.ledger import crowd
-from tests.ledger.processes import fork_server
+from tests.processes import fork_server
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.open_ledger import open_direct
 

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
-from tests.ledger.processes import fork_server
+from tests.processes import fork_server
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.open_ledger import open_direct
 

@@ -19,6 +19,8 @@ from zeus_flows.gpu.guard import journal_folder
 from zeus_flows.gpu.journal import Journal
 from zeus_flows.gpu.nvml import Nvml
 
+pytestmark = pytest.mark.slow
+
 PREVIOUS_W = 200.0  # what an administrator set, neither the default nor the greatest
 
 

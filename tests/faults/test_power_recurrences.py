@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +15,7 @@ from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
 from tests.gpu.nvml_emulator import Emulator, build, emulated
+from tests.processes import ZEUS_FLOWS, Forked
 from zeus_flows.gpu.guard import journal_folder
 from zeus_flows.gpu.journal import Journal
 from zeus_flows.gpu.nvml import Nvml
@@ -48,7 +47,6 @@ def train(session):
             time.sleep(0.01)
         session.report_metric(1.0)
 """
-RUN = [sys.executable, "-c", "from zeus_flows.cli import main; main()"]
 
 
 @pytest.fixture
@@ -70,28 +68,25 @@ class Run:
         (folder / "slowly.py").write_text(TRAIN)
         self.state_dir = folder / "state"
         switches |= {"ZEUS_FLOWS_STATE_DIR": str(self.state_dir), "PREFECT_API_URL": PREFECT_API_URL.value()}
-        self.output = folder / "output"
-        self.process = subprocess.Popen(
-            [*RUN, "run", "job.yaml", "--tracking-uri", uri],
-            cwd=folder,
-            env=emulator.environment(**switches),
-            stdout=self.output.open("w"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        env = emulator.environment(**switches)
+        self.process = Forked(ZEUS_FLOWS, "run", "job.yaml", "--tracking-uri", uri, cwd=folder, env=env, leads=True)
+
+    @property
+    def output(self) -> str:
+        return self.process.stdout + self.process.stderr
 
     def wait_until_limits_are_changed(self) -> None:
         journal = Journal(journal_folder(self.state_dir))
         end = time.monotonic() + 120
         while not journal.uuids() or self.emulator.limit_w() == PREVIOUS_W:
-            assert self.process.poll() is None, self.output.read_text()
+            assert self.process.poll() is None, self.output
             assert time.monotonic() < end
             time.sleep(0.05)
 
     def end(self, within_s: float = 120.0) -> tuple[int, str]:
         """Return exit code and output; what it started goes with it."""
         try:
-            return self.process.wait(timeout=within_s), self.output.read_text()
+            return self.process.wait(timeout=within_s), self.output
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

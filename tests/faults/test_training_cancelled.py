@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,8 @@ import yaml
 from mlflow import MlflowClient
 
 from tests.gpu.nvml_emulator import Emulator
-from tests.orchestration.test_deployment import PREFECT, ROOT, server, wait_for
+from tests.orchestration.test_deployment import ROOT, create_pool, deploy, flow_runs, prefect, server, wait_for
+from tests.processes import PREFECT, Forked
 from tests.training.conftest import emulate, emulator_library
 from tests.training_functions import write_job
 from zeus_flows.core.records import Observation, Outcome
@@ -46,11 +47,6 @@ def environment(server: dict[str, str], gpu: Emulator) -> dict[str, str]:
     return server | {name: gpu.environment()[name] for name in names} | theirs
 
 
-def heed_interrupts() -> None:
-    """Undo what a shell does to what it runs in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def endless_job(folder: Path) -> Path:
     return write_job(folder / "job.yaml", "endless", device="nvml", mode="power", max_epochs=10_000, power_limit=QUICK)
 
@@ -70,24 +66,19 @@ def test_a_signal_ends_training_within_seconds_and_puts_the_limit_back(
     code = "import sys; from zeus_flows.orchestration.recurrence_flow import recurrence; recurrence(sys.argv[1])"
     for number in (signal.SIGTERM, signal.SIGINT):
         uri = f"sqlite:///{tmp_path}/{number.name}.db"
-        with (tmp_path / f"{number.name}.log").open("w") as log:
-            flow = subprocess.Popen(
-                [sys.executable, "-c", code, str(endless_job(tmp_path))],
-                env=environment(server, gpu) | {"MLFLOW_TRACKING_URI": uri},
-                stdout=log,
-                stderr=log,
-                preexec_fn=heed_interrupts,
-            )
-            try:
-                wait_for("training at another limit", lambda: gpu.limit_w() != BEFORE_W, 240)
-                time.sleep(1)
-                began = time.monotonic()
-                flow.send_signal(number)
-                wait_for("the previous limit", lambda: gpu.limit_w() == BEFORE_W, 5)
-                flow.wait(60)
-            finally:
-                flow.kill()
-        assert time.monotonic() - began < 30, (tmp_path / f"{number.name}.log").read_text()
+        shutil.copy(server["MLFLOW_TRACKING_URI"].removeprefix("sqlite:///"), uri.removeprefix("sqlite:///"))
+        env = environment(server, gpu) | {"MLFLOW_TRACKING_URI": uri}
+        flow = Forked(code, str(endless_job(tmp_path)), env=env)
+        try:
+            wait_for("training at another limit", lambda: gpu.limit_w() != BEFORE_W, 240)
+            time.sleep(1)
+            began = time.monotonic()
+            flow.send_signal(number)
+            wait_for("the previous limit", lambda: gpu.limit_w() == BEFORE_W, 5)
+            flow.wait(60)
+        finally:
+            flow.kill()
+        assert time.monotonic() - began < 30, flow.stdout + flow.stderr
         observed = the_observation(uri)
         assert observed.outcome is Outcome.FAILED
         assert not observed.outcome.blames_the_arm
@@ -99,47 +90,39 @@ def test_a_flow_run_cancelled_in_prefect_stops_training_and_puts_the_limit_back(
 ) -> None:
     api = server["PREFECT_API_URL"]
     env = environment(server, gpu)
+    pool = create_pool(env)
     deployment = {
         "name": "endless",
         "entrypoint": "flows/recurrence.py:recurrence",
         "parameters": {"job_file": str(endless_job(tmp_path))},
-        "work_pool": {"name": "gpu-workers"},
+        "work_pool": {"name": pool},
     }
-    (tmp_path / "prefect.yaml").write_text(yaml.safe_dump({"name": "test", "deployments": [deployment]}))
-
-    def prefect(*words: str) -> None:
-        done = subprocess.run([PREFECT, *words], env=env, cwd=ROOT, capture_output=True, text=True, timeout=180)
-        assert done.returncode == 0, done.stdout + done.stderr
+    deploy(env, tmp_path, yaml.safe_dump({"name": "test", "deployments": [deployment]}))
+    started = prefect(env, "deployment", "run", "recurrence/endless")
+    assert started.returncode == 0, started.stdout + started.stderr
 
     def flow_run() -> dict[str, Any]:
-        found: list[dict[str, Any]] = httpx.post(f"{api}/flow_runs/filter", json={}, timeout=10).json()
-        return found[0]
+        (found,) = flow_runs(env, "endless")
+        return found
 
-    prefect("work-pool", "create", "--type", "process", "gpu-workers")
-    prefect("--no-prompt", "deploy", "--prefect-file", str(tmp_path / "prefect.yaml"), "--all")
-    prefect("deployment", "run", "recurrence/endless")
-    with (tmp_path / "worker.log").open("w") as log:
-        worker = subprocess.Popen(
-            [PREFECT, "worker", "start", "--pool", "gpu-workers"], env=env, cwd=ROOT, stdout=log, stderr=log
-        )
+    worker = Forked(PREFECT, "worker", "start", "--pool", pool, cwd=ROOT, env=env)
+    try:
+        wait_for("training at another limit", lambda: gpu.limit_w() != BEFORE_W, 240)
+        began = time.monotonic()
+        state = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+        httpx.post(f"{api}/flow_runs/{flow_run()['id']}/set_state", json=state, timeout=10).raise_for_status()
+        wait_for("the previous limit", lambda: gpu.limit_w() == BEFORE_W, 60)
+        restored_s = time.monotonic() - began
+        wait_for("a cancelled flow run", lambda: flow_run()["state_type"] == "CANCELLED", 60)
+        cancelled_s = time.monotonic() - began
+    finally:
+        worker.terminate()
         try:
-            wait_for("training at another limit", lambda: gpu.limit_w() != BEFORE_W, 240)
-            began = time.monotonic()
-            state = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-            httpx.post(f"{api}/flow_runs/{flow_run()['id']}/set_state", json=state, timeout=10).raise_for_status()
-            wait_for("the previous limit", lambda: gpu.limit_w() == BEFORE_W, 60)
-            restored_s = time.monotonic() - began
-            wait_for("a cancelled flow run", lambda: flow_run()["state_type"] == "CANCELLED", 60)
-            cancelled_s = time.monotonic() - began
-        finally:
-            worker.terminate()
-            try:
-                worker.wait(60)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-    text = (tmp_path / "worker.log").read_text()
+            worker.wait(60)
+        except subprocess.TimeoutExpired:
+            worker.kill()
     print(f"limit back {restored_s:.1f} s, run cancelled {cancelled_s:.1f} s after the order")
-    assert restored_s < 30, text
+    assert restored_s < 30, worker.stdout + worker.stderr
     observed = the_observation(server["MLFLOW_TRACKING_URI"])
     assert observed.outcome is Outcome.FAILED
     assert observed.detail == "cancelled: the process was told to stop (SIGTERM)"

@@ -17,6 +17,8 @@ from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.zeusd import Zeusd, ZeusdDevice
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def daemon(emulator: Emulator, where: str, *token: str, **switches: str) -> Iterator[str]:

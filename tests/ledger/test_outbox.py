@@ -9,7 +9,7 @@ from threading import Barrier
 
 import pytest
 
-from tests.ledger.processes import fork_server
+from tests.processes import fork_server
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.outbox import Outbox
@@ -76,6 +76,7 @@ def _take_over(folder: Path, results: Path, all_done: Barrier) -> None:
     all_done.wait(300)  # one that ends leaves its items to the others
 
 
+@pytest.mark.slow
 def test_of_several_processes_one_takes_each_item(outbox: Outbox, tmp_path: Path) -> None:
     expected = [str(n) for n in range(20)]
     owner = dead()

@@ -78,6 +78,7 @@ def test_this_process_is_there() -> None:
     assert me.next().beat == me.beat + 1
 
 
+@pytest.mark.slow
 def test_a_process_that_has_ended_is_gone_and_so_is_one_whose_number_came_round_again() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     me = lease.this_process()

@@ -26,9 +26,8 @@ from zeus_flows.ledger.outbox import Outbox
 from zeus_flows.ledger.protocol import Ledger
 
 picks = st.integers(min_value=0, max_value=1_000)
-SETTINGS = settings(
-    max_examples=8, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
+#: Others with every run: `make test` prints the seed that repeats them.
+SETTINGS = settings(max_examples=8, stateful_step_count=18, suppress_health_check=list(HealthCheck))
 
 
 class LedgerMachine(RuleBasedStateMachine):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 from mlflow import MlflowClient
 
+from tests.processes import PREFECT, Forked, run_forked
+
 ROOT = Path(__file__).parents[2]
-PREFECT = str(Path(sys.executable).parent / "prefect")
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployment")]
 
@@ -27,75 +28,62 @@ def wait_for(what: str, done: Callable[[], bool], seconds: float) -> None:
         time.sleep(1)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A Prefect server of its own; yields the environment that talks to it."""
-    port = free_port()
-    env = os.environ | {
+def server(prefect_api: str, sqlite_uri: str, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """An environment that talks to the session's Prefect server; what a test deploys there goes with it."""
+    yield os.environ | {
         "PREFECT_HOME": str(tmp_path / "prefect"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "PREFECT_API_URL": prefect_api,
+        "MLFLOW_TRACKING_URI": sqlite_uri,
         "ZEUS_FLOWS_STATE_DIR": str(tmp_path / "state"),
-        # The default is a minute between the scheduler's looks at new deployments.
-        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
     }
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)], env=env, stdout=log, stderr=log
-        )
-        try:
-            wait_for("the Prefect server's start", lambda: healthy(env["PREFECT_API_URL"]), 180)
-            yield env
-        finally:
-            process.terminate()
-            process.wait(30)
+    for deployment in httpx.post(f"{prefect_api}/deployments/filter", json={}, timeout=10).json():
+        httpx.delete(f"{prefect_api}/deployments/{deployment['id']}", timeout=10).raise_for_status()
 
 
-def healthy(api: str) -> bool:
-    try:
-        return httpx.get(f"{api}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
+def prefect(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Prefect's commands where a user would."""
+    return run_forked(PREFECT, *words, cwd=ROOT, env=env, timeout=180)
+
+
+def create_pool(env: dict[str, str]) -> str:
+    """Make a work pool with a name of its own."""
+    pool = f"gpu-workers-{uuid4().hex[:8]}"
+    done = prefect(env, "work-pool", "create", "--type", "process", pool)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return pool
+
+
+def deploy(env: dict[str, str], folder: Path, text: str) -> None:
+    """Deploy everything in a text."""
+    (folder / "prefect.yaml").write_text(text)
+    done = prefect(env, "--no-prompt", "deploy", "--prefect-file", str(folder / "prefect.yaml"), "--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def flow_runs(env: dict[str, str], deployment: str, *states: str) -> list[dict[str, Any]]:
+    """Return a deployment's flow runs, those in given states if any are given."""
+    body: dict[str, Any] = {"deployments": {"name": {"any_": [deployment]}}}
+    if states:
+        body["flow_runs"] = {"state": {"type": {"any_": states}}}
+    found: list[dict[str, Any]] = httpx.post(f"{env['PREFECT_API_URL']}/flow_runs/filter", json=body, timeout=10).json()
+    return found
 
 
 def test_a_scheduled_run_of_the_deployment_completes_a_recurrence(server: dict[str, str], tmp_path: Path) -> None:
-    every_minute = (ROOT / "deployments/prefect.yaml").read_text().replace('cron: "0 * * * *"', 'cron: "* * * * *"')
-    prefect_file = tmp_path / "prefect.yaml"
-    prefect_file.write_text(every_minute)
+    ours = (ROOT / "deployments/prefect.yaml").read_text()
+    every_minute = ours.replace('cron: "0 * * * *"', 'cron: "* * * * *"')
+    assert every_minute != ours
+    pool = create_pool(server)
+    deploy(server, tmp_path, every_minute.replace("gpu-workers", pool))
+    worker = Forked(PREFECT, "worker", "start", "--pool", pool, cwd=ROOT, env=server)
+    try:
+        wait_for("a completed flow run", lambda: bool(flow_runs(server, "flights-hourly", "COMPLETED")), 240)
+    finally:
+        worker.terminate()
+        worker.wait(60)
 
-    def prefect(*words: str) -> str:
-        done = subprocess.run([PREFECT, *words], env=server, cwd=ROOT, capture_output=True, text=True, timeout=180)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    prefect("work-pool", "create", "--type", "process", "gpu-workers")
-    prefect("--no-prompt", "deploy", "--prefect-file", str(prefect_file), "--all")
-
-    def flow_runs(state: str) -> list[dict[str, object]]:
-        body = {"flow_runs": {"state": {"type": {"any_": [state]}}}}
-        found: list[dict[str, object]] = httpx.post(
-            f"{server['PREFECT_API_URL']}/flow_runs/filter", json=body, timeout=10
-        ).json()
-        return found
-
-    with (tmp_path / "worker.log").open("w") as log:
-        worker = subprocess.Popen(
-            [PREFECT, "worker", "start", "--pool", "gpu-workers"], env=server, cwd=ROOT, stdout=log, stderr=log
-        )
-        try:
-            wait_for("a completed flow run", lambda: bool(flow_runs("COMPLETED")), 240)
-        finally:
-            worker.terminate()
-            worker.wait(60)
-
-    done = flow_runs("COMPLETED")[0]
+    done = flow_runs(server, "flights-hourly", "COMPLETED")[0]
     assert done["auto_scheduled"] is True
     client = MlflowClient(tracking_uri=server["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name("flights-late")
@@ -104,13 +92,11 @@ def test_a_scheduled_run_of_the_deployment_completes_a_recurrence(server: dict[s
     assert done["id"] in {run.data.tags["zf.prefect.flow_run_id"] for run in observed}
 
 
-def test_the_server_refuses_parameters_that_the_flow_does_not_have(server: dict[str, str]) -> None:
-    def prefect(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([PREFECT, *words], env=server, cwd=ROOT, capture_output=True, text=True, timeout=180)
-
-    prefect("work-pool", "create", "--type", "process", "gpu-workers")
-    assert prefect("--no-prompt", "deploy", "--prefect-file", "deployments/prefect.yaml", "--all").returncode == 0
-    refused = prefect("deployment", "run", "recurrence/flights-hourly", "--param", "function=os:system")
-    assert refused.returncode != 0
-    refused = prefect("deployment", "run", "recurrence/flights-hourly", "--param", "simulate=h100")
-    assert refused.returncode != 0
+def test_the_server_refuses_parameters_that_the_flow_does_not_have(server: dict[str, str], tmp_path: Path) -> None:
+    pool = create_pool(server)
+    deploy(server, tmp_path, (ROOT / "deployments/prefect.yaml").read_text().replace("gpu-workers", pool))
+    for wrong in ("function=os:system", "simulate=h100"):
+        refused = prefect(server, "deployment", "run", "recurrence/flights-hourly", "--param", wrong)
+        assert refused.returncode != 0
+    accepted = prefect(server, "deployment", "run", "recurrence/flights-hourly", "--param", "simulate=v100")
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr

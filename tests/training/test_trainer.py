@@ -129,6 +129,7 @@ def test_out_of_memory_is_known_by_any_name(text: str) -> None:
     assert not _is_out_of_memory(RuntimeError("shapes do not match"))
 
 
+@pytest.mark.slow
 def test_the_code_revision_is_the_commit_of_the_functions_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "revised_training.py").write_text("def train(session):\n    pass\n")
     monkeypatch.chdir(tmp_path)

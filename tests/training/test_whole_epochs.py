@@ -51,6 +51,7 @@ def cheapest(training: Training) -> int:
     return min(training.epochs, key=training.true_cost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["thompson", "lookahead", "zeus"])
 @pytest.mark.parametrize("evaluation", [0.0, 20.0, TWICE])
 def test_the_batch_size_settled_on_is_the_cheapest_in_truth(
@@ -62,6 +63,7 @@ def test_the_batch_size_settled_on_is_the_cheapest_in_truth(
     assert training.true_cost(settled) <= 1.02 * training.true_cost(cheapest(training))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cadence", [name for name in CADENCES if name not in ("every epoch", "waiting for the host")])
 def test_so_it_is_however_often_and_in_however_small_batches(emulate: Emulate, tmp_path: Path, cadence: str) -> None:
     evaluation = 10.0 if "steps" in cadence else TWICE
