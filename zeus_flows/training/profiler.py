@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from zeus_flows.core.job import Job, Selector
-from zeus_flows.core.limit_search import odd_limit, worth_measuring
 from zeus_flows.core.power import cost_per_sample
 from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import DeviceError, DeviceLost, MeasurementError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.meter import Mark
+from zeus_flows.training.limit_readings import LimitReadings
 
 #: A span takes at most this share of an epoch, so that profiling a short training does not slow it down...
 OF_AN_EPOCH = 0.1
@@ -38,6 +39,14 @@ class _Slice:
     time_s: float = 0.0
     energy_j: float = 0.0
     samples: float = 0.0
+
+
+class _Lengths(NamedTuple):
+    """Seconds that spans and warm-ups take at most, and spans at least."""
+
+    profile_s: float
+    warmup_s: float
+    least_s: float
 
 
 class PowerProfiler:
@@ -78,24 +87,23 @@ class PowerProfiler:
         always_w: Iterable[float] = (),
         skip_losers: bool = True,
     ) -> None:
-        self._gpus, self._job, self._batch_size, self._made_with = gpus, job, batch_size, made_with
-        self._wanted = tuple(sorted({*limits_w, *always_w}, reverse=True))
-        self._always = frozenset(self._wanted if not skip_losers else always_w)
-        measured = [m for m in known.measurements if m.power_limit_w in self._wanted] if known else []
-        self._found = {m.power_limit_w: m for m in measured if m.begun_s is None}
-        self._begun = {m.power_limit_w: m for m in measured if m.begun_s is not None}
-        self._usable = known is not None and known.complete and bool(self._found)
-        self._stale = set(self._found) & set(known.stale_w if known else ())
-        if known is not None and known.made_with not in ("", made_with):
-            self._stale, self._begun = set(self._found), {}
-        self._profile_s, self._warmup_s, self._least_s = profile_s, warmup_s, least_s
+        self._gpus, self._batch_size = gpus, batch_size
+        empty, host_w = PowerProfile(batch_size, gpus.gpu, ()), job.host_power_w or 0.0
+        self._readings = LimitReadings(
+            limits_w,
+            known,
+            cost_of=lambda measured: cost_per_sample(job, empty, measured, host_w=host_w),
+            max_slowdown=job.slowdown if job.selector is Selector.MAX_SLOWDOWN else None,
+            made_with=made_with,
+            always_w=always_w,
+            skip_losers=skip_losers,
+        )
+        self._lengths = _Lengths(profile_s, warmup_s, least_s)
         self._slice = _Slice()
         self._mark: Mark | None = None
         self._pending = 0
         self._rate = self._not_before_s = 0.0
         self._limit_w: float | None = None
-        self._of_this_attempt: set[float] = set()
-        self._may_read_again, self._second_reading = skip_losers, False
         self.samples_per_epoch = 0
         self.broken = ""
         self.energy_j = 0.0
@@ -110,32 +118,13 @@ class PowerProfiler:
     @property
     def profile(self) -> PowerProfile | None:
         """What is known now, complete or not; None where nothing is."""
-        complete = self._usable or self._limit_w is None or self._second_reading
-        kept = dict(self._found)
-        if not complete:
-            kept |= self._begun
-            if self._limit_w is not None and (begun := self._measured(self._limit_w, begun=True)) is not None:
-                kept[self._limit_w] = begun
-        if not kept:
-            return None
-        measurements = tuple(kept[limit] for limit in self._wanted if limit in kept)
-        stale = tuple(limit for limit in self._wanted if limit in self._stale)
-        return PowerProfile(self._batch_size, self._gpus.gpu, measurements, complete, self._made_with, stale)
+        under_way = self._limit_w
+        begun = None if under_way is None else self._measured(under_way, begun=True)
+        return self._readings.profile(self._batch_size, self._gpus.gpu, done=under_way is None, begun=begun)
 
     def distrust(self, measured: LimitMeasurement) -> None:
-        """Measure every limit again: one of them contradicted the profile.
-
-        Until then the other limits are taken to be off by as much, so that comparisons stay fair.
-        """
-        said = self._found[measured.power_limit_w]
-        power = measured.average_power_w / said.average_power_w
-        speed = measured.samples_per_s / said.samples_per_s
-        self._found = {
-            limit: replace(m, average_power_w=m.average_power_w * power, samples_per_s=m.samples_per_s * speed)
-            for limit, m in self._found.items()
-        }
-        self._found[measured.power_limit_w] = measured
-        self._stale = set(self._found) - {measured.power_limit_w}
+        """Measure every limit again: one of them contradicted the profile."""
+        self._readings.distrust(measured)
         self._move_on()
 
     def begin(self) -> None:
@@ -177,55 +166,19 @@ class PowerProfiler:
     def _wanted_s(self, samples_per_s: float) -> float:
         """Return how long the warm-up, or the span after it, is to be at this speed."""
         epoch_s = self.samples_per_epoch / samples_per_s if self.samples_per_epoch else math.inf
-        span_s = min(self._profile_s, max(self._least_s, OF_AN_EPOCH * epoch_s))
-        return span_s if self._slice.settled else min(self._warmup_s, OF_A_SPAN * span_s)
+        span_s = min(self._lengths.profile_s, max(self._lengths.least_s, OF_AN_EPOCH * epoch_s))
+        return span_s if self._slice.settled else min(self._lengths.warmup_s, OF_A_SPAN * span_s)
 
     def _move_on(self) -> None:
-        """Go to the next limit worth measuring, with its earlier measurements. At the end, measure an odd one again."""
-        next_w = next((limit for limit in self._wanted if self._wants(limit)), None)
-        self._give_up_stale(above_w=next_w)
-        odd_w = self._odd() if next_w is None else None
-        self._limit_w, self._second_reading = (odd_w if next_w is None else next_w), odd_w is not None
-        if self._second_reading:
-            self._may_read_again = False
-        self._slice = _Slice(settled=self._warmup_s <= 0)
-        if self._limit_w is not None and (begun := self._begun.pop(self._limit_w, None)) is not None:
+        """Go to the next limit worth measuring, with its earlier measurements."""
+        self._limit_w = self._readings.next()
+        settled = self._lengths.warmup_s <= 0
+        self._slice = _Slice(settled=settled)
+        begun = None if self._limit_w is None else self._readings.take_begun(self._limit_w)
+        if begun is not None:
             assert begun.begun_s is not None
             seconds = begun.begun_s
-            self._slice = _Slice(
-                self._warmup_s <= 0, 0.0, seconds, begun.average_power_w * seconds, begun.samples_per_s * seconds
-            )
-
-    def _wants(self, limit_w: float) -> bool:
-        """Whether a limit has no measurement that counts, and is worth one."""
-        if limit_w in self._found and limit_w not in self._stale:
-            return False
-        if limit_w in self._always:
-            return True
-        slowdown = self._job.slowdown if self._job.selector is Selector.MAX_SLOWDOWN else None
-        return worth_measuring(limit_w, self._fresh, cost_of=self._cost_of, max_slowdown=slowdown)
-
-    def _give_up_stale(self, *, above_w: float | None) -> None:
-        """Forget stale measurements above the next limit to measure (all of them, without one): they cannot win."""
-        for limit in [w for w in self._stale if above_w is None or w > above_w]:
-            self._stale.remove(limit)
-            del self._found[limit]
-
-    def _odd(self) -> float | None:
-        """Return the limit to measure once more; None where none is odd, or one was measured again already.
-
-        Only this attempt's readings are taken again: one that stays odd would be taken in every recurrence else.
-        """
-        odd_w = odd_limit(self._fresh, cost_of=self._cost_of) if self._may_read_again else None
-        return odd_w if odd_w in self._of_this_attempt else None
-
-    @property
-    def _fresh(self) -> tuple[LimitMeasurement, ...]:
-        return tuple(m for limit, m in self._found.items() if limit not in self._stale)
-
-    def _cost_of(self, measurement: LimitMeasurement) -> float:
-        profile = PowerProfile(self._batch_size, self._gpus.gpu, ())
-        return cost_per_sample(self._job, profile, measurement, host_w=self._job.host_power_w or 0.0)
+            self._slice = _Slice(settled, 0.0, seconds, begun.average_power_w * seconds, begun.samples_per_s * seconds)
 
     def _open(self) -> None:
         """Begin a span at the limit that is next, if there is one."""
@@ -270,9 +223,7 @@ class PowerProfiler:
         if measurement is None:
             self.broken = f"the readings at {self._limit_w:g} W cannot be believed"
             return
-        self._found[self._limit_w] = measurement
-        self._stale.discard(self._limit_w)
-        self._of_this_attempt.add(self._limit_w)
+        self._readings.keep(measurement)
         self._move_on()
 
     def _measured(self, limit_w: float, *, begun: bool = False) -> LimitMeasurement | None:

@@ -104,13 +104,13 @@ class Session:
         self.recurrence, self.attempt = decision.recurrence, decision.attempt
         self.seed = decision.seed % 2**31
         self.target, self.max_epochs = job_file.target, job.max_epochs
-        self._job, self._decision, self._gpus = job, decision, gpus
-        self._stops_at_target = job_file.stop_at_target
-        self._report, self._checkpoints = report, checkpoints
         if job.host_power_w and not overheads.host_w:
             overheads = replace(overheads, host_w=job.host_power_w)
         known = checkpoints.profile if checkpoints is not None and checkpoints.profile is not None else known_profile
-        self._tuner = LimitTuner(
+        self._task = _Task(job, decision, overheads, job_file.stop_at_target)
+        self._gpus = gpus
+        self._out = _Out(report, checkpoints)
+        self._tuner = tuner = LimitTuner(
             gpus,
             job_file.power_limit,
             job,
@@ -120,30 +120,24 @@ class Session:
             made_with=made_with,
             least_span_s=least_span_s,
         )
-        self._known = overheads
-        self._books = Books(
-            gpus, lambda: self._tuner.limit_w, host_w=job.host_power_w or 0.0, host_energy_j=host_energy_j
-        )
+        self._books = Books(gpus, lambda: tuner.limit_w, host_w=job.host_power_w or 0.0, host_energy_j=host_energy_j)
         self._stopper = Stopper(job, decision.cut)
-        self._curve = Curve(lower_is_better=self.target.better == "lower")
         self._loop = _Loop()
-        self._metric: float | None = None
-        self._reached: Progress | None = None
-        self._ended: Progress | None = None
-        self._outcome: Outcome | None = None
-        self._detail = ""
+        self._result = _Result(Curve(lower_is_better=self.target.better == "lower"))
 
     # -- what a train function calls -------------------------------------------------------------------------
 
     @property
     def outcome(self) -> Outcome | None:
         """How the attempt ended; None while it has not. Look at it after the loop, before a model is published."""
-        return self._outcome
+        return self._result.outcome
 
     @property
     def converged(self) -> bool:
         """Whether the target was reached. Where it is False after the loop, the model is not to be used."""
-        return self._outcome is Outcome.CONVERGED or (self._outcome is None and self._reached is not None)
+        return self._result.outcome is Outcome.CONVERGED or (
+            self._result.outcome is None and self._result.reached is not None
+        )
 
     @property
     def resumed_epoch(self) -> int:
@@ -153,7 +147,7 @@ class Session:
     @property
     def training(self) -> bool:
         """Whether an epoch is under way."""
-        return self._loop.begun and self._loop.epoch > 0 and self._ended is None and not self._loop.over
+        return self._loop.begun and self._loop.epoch > 0 and self._result.ended is None and not self._loop.over
 
     def epochs(self) -> Iterator[int]:
         """Yield epoch numbers until the target, the cut or max_epochs ends the attempt.
@@ -165,11 +159,11 @@ class Session:
             raise TrainingError("session.epochs() can be used once per attempt")
         loop.begun = True
         self._tuner.begin()
-        while self._outcome is None and not self._must_stop():
+        while self._result.outcome is None and not self._must_stop():
             loop.next_epoch()
             yield loop.epoch
             self._end_epoch()
-        self._ended = self._progress()
+        self._result.ended = self._progress()
 
     def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield a loader's batches; between them, profile power limits until that is done.
@@ -232,21 +226,21 @@ class Session:
         """Tell how good the model is after this epoch. The job file says what is good enough."""
         value = float(value)
         loop, target = self._loop, self.target
-        self._metric = loop.reported = value
+        self._result.metric = loop.reported = value
         if self.training and not loop.evaluating and not loop.evaluated:
             self._look_back()
-        self._curve.add(loop.epoch, value)
-        if self._reached is not None:
+        self._result.curve.add(loop.epoch, value)
+        if self._result.reached is not None:
             return
         if math.isnan(value) or (math.isinf(value) and target.reached(value)):
             name = "NaN" if math.isnan(value) else "infinite"
             self._end(Outcome.DIVERGED, f"{target.metric} is {name} in epoch {loop.epoch}")
         elif target.reached(value):
-            self._detail = f"{target.metric} reached {value:.4g} in epoch {loop.epoch}"
-            if self._stops_at_target:
-                self._end(Outcome.CONVERGED, self._detail)
+            self._result.detail = f"{target.metric} reached {value:.4g} in epoch {loop.epoch}"
+            if self._task.stops_at_target:
+                self._end(Outcome.CONVERGED, self._result.detail)
             else:
-                self._reached = self._progress()
+                self._result.reached = self._progress()
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Save a checkpoint at the end of an epoch. If this try fails, the next one continues from there.
@@ -254,7 +248,7 @@ class Session:
         Args:
             state: Tensors, numbers, strings, and dicts and lists of them, such as `model.state_dict()`.
         """
-        if self._checkpoints is None:
+        if self._out.checkpoints is None:
             return
         if not self._loop.begun:
             raise TrainingError("session.save() belongs inside `for epoch in session.epochs()`")
@@ -262,21 +256,21 @@ class Session:
             self._books.close(For.REST)
         saved = self._progress()
         rest = replace(saved.parts.rest, count=saved.epoch)  # the epoch ends with this
-        saved = replace(saved, parts=replace(saved.parts, rest=rest), curve=self._curve.points)
-        self._checkpoints.save(state, saved, self._reached)
+        saved = replace(saved, parts=replace(saved.parts, rest=rest), curve=self._result.curve.points)
+        self._out.checkpoints.save(state, saved, self._result.reached)
 
     def load(self) -> dict[str, Any] | None:
         """Return the last checkpoint of an earlier try, on the CPU, and continue after it. None in the first try."""
         if self._loop.begun:
             raise TrainingError("session.load() belongs before `for epoch in session.epochs()`")
-        if self._checkpoints is None or (state := self._checkpoints.load()) is None:
+        if self._out.checkpoints is None or (state := self._out.checkpoints.load()) is None:
             return None
-        before = self._checkpoints.progress
+        before = self._out.checkpoints.progress
         assert before is not None
         self._books.go_on_after(before)
         for epoch, level in before.curve:
-            self._curve.add(epoch, level)
-        self._reached, self._metric = self._checkpoints.reached, before.metric
+            self._result.curve.add(epoch, level)
+        self._result.reached, self._result.metric = self._out.checkpoints.reached, before.metric
         self._loop.epoch = self._loop.resumed = before.epoch
         log.info("going on after epoch %d", before.epoch)
         return state
@@ -304,24 +298,24 @@ class Session:
         """
         self.close()
         loop = self._loop
-        if not loop.begun or (loop.epoch == 0 and self._outcome is None):
+        if not loop.begun or (loop.epoch == 0 and self._result.outcome is None):
             raise TrainingError("the train function never looped over session.epochs()")
         if loop.epoch > loop.resumed and not self._books.samples:
             raise TrainingError(
                 "the train function never used session.steps(), so nothing could be measured: "
                 "write `for batch in session.steps(loader)` where it goes through its batches"
             )
-        if self._metric is None and loop.epoch > 0 and self._outcome is not Outcome.STOPPED:
+        if self._result.metric is None and loop.epoch > 0 and self._result.outcome is not Outcome.STOPPED:
             raise TrainingError("the train function never called session.report_metric()")
-        if self._outcome is None:
-            if self._reached is not None:
+        if self._result.outcome is None:
+            if self._result.reached is not None:
                 self._converged_on_the_way()
             else:
                 self._end(Outcome.FAILED, "the train function left session.epochs() by itself")
-        assert self._outcome is not None
-        books = self._reached or self._ended or self._progress()
-        observed = self._observation(self._outcome, self._detail, books)
-        if self._job.mode is Mode.OBSERVE:
+        assert self._result.outcome is not None
+        books = self._result.reached or self._result.ended or self._progress()
+        observed = self._observation(self._result.outcome, self._result.detail, books)
+        if self._task.job.mode is Mode.OBSERVE:
             observed = replace(observed, detail=f"{observed.detail}; {self._observer_report(observed)}")
         log.info("batch size %d %s: %s", self.batch_size, observed.outcome, observed.detail)
         return observed
@@ -329,9 +323,11 @@ class Session:
     def failed(self, outcome: Outcome, detail: str, traceback: str = "") -> Observation:
         """Return the observation of an attempt that an exception ended."""
         self.close()
-        self._outcome = outcome
+        self._result.outcome = outcome
         tuner = self._tuner
-        books = self._books.upto(self._books.known(), self._loop.epoch, self._metric, tuner.profiling, tuner.profile)
+        books = self._books.upto(
+            self._books.known(), self._loop.epoch, self._result.metric, tuner.profiling, tuner.profile
+        )
         log.warning("batch size %d %s: %s", self.batch_size, outcome, detail)
         return replace(self._observation(outcome, detail, books), traceback=traceback)
 
@@ -421,16 +417,16 @@ class Session:
             loop.total = tuner.samples_per_epoch = loop.samples  # what a loader yields may be less than it has
             loop.counted = True
         books = self._progress()
-        if self._reached is not None and self._reached.epoch == loop.epoch:
-            self._reached = books
+        if self._result.reached is not None and self._result.reached.epoch == loop.epoch:
+            self._result.reached = books
         tuner.reconsider(self._overheads(books))
-        if self._checkpoints is not None:
-            if loop.epoch <= self._checkpoints.reported:
+        if self._out.checkpoints is not None:
+            if loop.epoch <= self._out.checkpoints.reported:
                 return
-            self._checkpoints.reported = loop.epoch
+            self._out.checkpoints.reported = loop.epoch
         metric = loop.reported if loop.reported is not None and math.isfinite(loop.reported) else None
         limit_w = tuner.limit_w if self._gpus.has_limits else None
-        self._report(
+        self._out.report(
             EpochReport(loop.epoch, books.energy_j, books.time_s, limit_w, metric, metric_name=self.target.metric)
         )
 
@@ -438,14 +434,14 @@ class Session:
 
     def _progress(self) -> Progress:
         tuner = self._tuner
-        return self._books.progress(self._loop.epoch, self._metric, tuner.profiling, tuner.profile)
+        return self._books.progress(self._loop.epoch, self._result.metric, tuner.profiling, tuner.profile)
 
     def _overheads(self, books: Progress) -> Overheads:
         """Return what an epoch takes beside its steps, by earlier attempts and this one."""
-        return self._known.add(books.parts) if books.epoch else self._known
+        return self._task.overheads.add(books.parts) if books.epoch else self._task.overheads
 
     def _observation(self, outcome: Outcome, detail: str, books: Progress) -> Observation:
-        metric, tuner = self._metric, self._tuner
+        metric, tuner = self._result.metric, self._tuner
         return Observation(
             recurrence=self.recurrence,
             attempt=self.attempt,
@@ -464,21 +460,21 @@ class Session:
             epochs_allowed=self._stopper.allowed,
             metric=metric if metric is not None and math.isfinite(metric) else None,
             energy_complete=books.complete,
-            explores=self._decision.explores,
-            fingerprint=self._job.fingerprint,
+            explores=self._task.decision.explores,
+            fingerprint=self._task.job.fingerprint,
             detail=detail,
             parts=books.parts,
             host_energy_j=books.host_energy_j,
-            mode=self._job.mode,
+            mode=self._task.job.mode,
             limit_before_w=tuner.before_w if self._gpus.has_limits else None,
-            control=self._decision.control,
-            curve=self._curve.points,
+            control=self._task.decision.control,
+            curve=self._result.curve.points,
         )
 
     def _observer_report(self, observed: Observation) -> str:
         if not self._gpus.can_set_limits:
             return f"no power limit could be tried: {self._gpus.why_not}"
-        saved = would_have_saved(self._job, observed)
+        saved = would_have_saved(self._task.job, observed)
         return saved.sentence if saved else "power limits are not all measured yet"
 
     # -- stopping ------------------------------------------------------------------------------------------------
@@ -487,7 +483,7 @@ class Session:
         """Whether another epoch would be one too many; ends the attempt if so."""
         target, epoch = self.target, self._loop.epoch
         if epoch >= self.max_epochs:
-            if self._reached is not None:
+            if self._result.reached is not None:
                 self._converged_on_the_way()
             else:
                 self._end(
@@ -495,7 +491,7 @@ class Session:
                     f"{target.metric} did not reach {target.value:g} in {self.max_epochs} epochs (max_epochs)",
                 )
             return True
-        if self._reached is not None or not self._stopper.cuts:
+        if self._result.reached is not None or not self._stopper.cuts:
             return False
         books = self._progress()
         why = self._stopper.why_stop(epoch, epoch_cost=self._epoch_cost(books), once_cost=self._once_cost(books))
@@ -508,30 +504,71 @@ class Session:
         profile, samples = self._tuner.profile, self._loop.total
         if profile and profile.complete:
             overheads = self._overheads(books)
-            return epoch_cost(self._job, profile, samples_per_epoch=samples, overheads=overheads) if samples else None
+            return (
+                epoch_cost(self._task.job, profile, samples_per_epoch=samples, overheads=overheads) if samples else None
+            )
         if not books.epoch:
             return None
         once = books.parts.once
-        rates = price(self._job, self._gpus.gpu.max_power_w)
+        rates = price(self._task.job, self._gpus.gpu.max_power_w)
         energy_j = max(books.energy_j + books.host_energy_j - once.energy_j, 0.0)
         return rates.of(energy_j, max(books.time_s - once.time_s, 0.0)) / books.epoch or None
 
     def _once_cost(self, books: Progress) -> float:
         once = books.parts.once
-        host_j = self._known.host_w * once.time_s
-        return price(self._job, self._gpus.gpu.max_power_w).of(once.energy_j + host_j, once.time_s)
+        host_j = self._task.overheads.host_w * once.time_s
+        return price(self._task.job, self._gpus.gpu.max_power_w).of(once.energy_j + host_j, once.time_s)
 
     def _converged_on_the_way(self) -> None:
-        assert self._reached is not None
+        assert self._result.reached is not None
         target = self.target
         self._end(
             Outcome.CONVERGED,
-            f"{target.metric} reached {self._reached.metric:.4g} in epoch {self._reached.epoch}; "
+            f"{target.metric} reached {self._result.reached.metric:.4g} in epoch {self._result.reached.epoch}; "
             f"trained on to epoch {self._loop.epoch} (stop_at_target: false)",
         )
 
     def _end(self, outcome: Outcome, detail: str) -> None:
-        self._outcome, self._detail = outcome, detail
+        self._result.outcome, self._result.detail = outcome, detail
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What to train, with what is known of it beforehand."""
+
+    job: Job
+    decision: Decision
+    overheads: Overheads
+    stops_at_target: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Out:
+    """Where what is learnt on the way goes."""
+
+    report: Callable[[EpochReport], None]
+    checkpoints: Checkpoints | None
+
+
+@dataclass(slots=True)
+class _Result:
+    """What an attempt has come to so far.
+
+    Attributes:
+        curve: The learning curve.
+        metric: The metric reported last.
+        reached: The books at the epoch that reached the target, where training goes on after it.
+        ended: The books when the loop ended.
+        outcome: How it ended; None while it has not.
+        detail: The same as a sentence.
+    """
+
+    curve: Curve
+    metric: float | None = None
+    reached: Progress | None = None
+    ended: Progress | None = None
+    outcome: Outcome | None = None
+    detail: str = ""
 
 
 @dataclass(slots=True)
