@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -43,12 +43,10 @@ from zeus_flows.training.checkpoint import Checkpoints, Progress
 from zeus_flows.training.limit_tuner import LimitTuner
 from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.stopper import Stopper
+from zeus_flows.training.training_loop import TrainingLoop, batch_size_of, samples_in
 
 log = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
-
-#: A step that takes so many times what steps take, and so many seconds more, had something else in it.
-LATE, LEAST_LATE_S = 1.5, 0.1
 
 _current: ContextVar[Session | None] = ContextVar("zeus_flows_session", default=None)
 
@@ -122,7 +120,7 @@ class Session:
         )
         self._books = Books(gpus, lambda: tuner.limit_w, host_w=job.host_power_w or 0.0, host_energy_j=host_energy_j)
         self._stopper = Stopper(job, decision.cut)
-        self._loop = _Loop()
+        self._loop = TrainingLoop()
         self._result = _Result(Curve(lower_is_better=self.target.better == "lower"))
 
     # -- what a train function calls -------------------------------------------------------------------------
@@ -179,8 +177,8 @@ class Session:
         try:
             for batch in loader:
                 if loop.steps is not mine:
-                    size = _batch_size(loader, batch) or self.batch_size
-                    self._enter_steps(mine, _samples_in(loader, size))
+                    size = batch_size_of(loader, batch) or self.batch_size
+                    self._enter_steps(mine, samples_in(loader, size))
                 samples = min(size, loop.left) or size
                 loop.left = max(loop.left - samples, 0)
                 books.samples += samples
@@ -569,95 +567,3 @@ class _Result:
     ended: Progress | None = None
     outcome: Outcome | None = None
     detail: str = ""
-
-
-@dataclass(slots=True)
-class _Loop:
-    """Where a training loop is.
-
-    Attributes:
-        begun: `epochs` is in use.
-        over: Nothing is measured any more.
-        epoch: The epoch under way, or the last one.
-        resumed: The epoch that a retry went back to.
-        total: Samples per epoch; 0 while that is not known.
-        counted: Whether `total` was told by the loader, so that its end is known before it comes.
-        steps: Stands for the loop over steps that is under way; None between epochs.
-        stepped: Whether a first step is done.
-        stepping: Samples of the step under way; 0 where it was counted already.
-        handed_s: When its batch was handed out; None before the first of an epoch.
-        usual_s: Seconds per sample of the fastest step so far: what a step takes where nothing else happens in it.
-        samples: Samples handed out in this epoch.
-        left: Samples that this epoch has left.
-        evaluating: Within an evaluation.
-        evaluated: The model was evaluated since the last step.
-        evaluated_once: It was evaluated in this epoch.
-        reported: The metric reported in this epoch.
-    """
-
-    begun: bool = False
-    over: bool = False
-    epoch: int = 0
-    resumed: int = 0
-    total: int = 0
-    counted: bool = False
-    steps: object | None = None
-    stepped: bool = False
-    stepping: int = 0
-    handed_s: float | None = None
-    usual_s: float = math.inf
-    samples: int = 0
-    left: int = 0
-    evaluating: bool = False
-    evaluated: bool = False
-    evaluated_once: bool = False
-    reported: float | None = None
-
-    def next_epoch(self) -> None:
-        """Begin the next epoch."""
-        self.epoch += 1
-        self.samples = 0
-        self.evaluated = self.evaluated_once = False
-        self.reported = None
-
-    def hand_out(self, samples: int, now_s: float) -> None:
-        """Note that a batch is handed out."""
-        if self.handed_s is not None:
-            per_sample_s = (now_s - self.handed_s) / samples
-            if 0 < per_sample_s < self.usual_s:
-                self.usual_s = per_sample_s
-        self.samples += samples
-        self.stepping, self.handed_s, self.evaluated = samples, now_s, False
-
-    def overdue(self, now_s: float) -> float | None:
-        """Return when the step under way should have ended, where that is long ago; None where it is not."""
-        if self.handed_s is None or not self.stepping or math.isinf(self.usual_s):
-            return None
-        step_s = self.usual_s * self.stepping
-        return self.handed_s + step_s if now_s - self.handed_s > LATE * step_s + LEAST_LATE_S else None
-
-
-def _batch_size(loader: Any, batch: Any) -> int:
-    """Return the number of samples in a batch; 0 where neither the batch nor the loader shows it.
-
-    Gradient accumulation goes through smaller batches than the job's; so the batch counts, not the job.
-    """
-    sized = batch
-    while isinstance(sized, list | tuple | Mapping) and sized:
-        sized = next(iter(sized.values() if isinstance(sized, Mapping) else sized))
-    shape: Any = getattr(sized, "shape", ())
-    if len(shape) > 0:
-        return int(shape[0])
-    stated = getattr(loader, "batch_size", None)
-    return stated if isinstance(stated, int) and stated > 0 else 0
-
-
-def _samples_in(loader: Any, batch_size: int) -> int:
-    """Return how many samples a loader yields: its data set's size, or whole batches; 0 where it has no length."""
-    dataset = getattr(loader, "dataset", None)
-    known = []
-    if dataset is not None and hasattr(dataset, "__len__"):
-        known.append(len(dataset))
-    with suppress(TypeError):  # it has no length, or its data set has none
-        known.append(len(loader) * batch_size)
-    return min(known, default=0)
