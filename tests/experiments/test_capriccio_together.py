@@ -100,10 +100,11 @@ def test_on_several_machines_at_once_there_is_one_run_of_the_experiment_and_one_
     tmp_path: Path, sqlite_uri: str
 ) -> None:
     path = write_experiment(tmp_path)
-    folders = [{"STATE": tmp_path / f"machine-{number}"} for number in range(3)]
+    folders = [{"STATE": tmp_path / f"machine-{number}"} for number in range(6)]
     machines = start_together(MACHINE, str(path), sqlite_uri, folders=folders)
 
-    assert [machine.wait(timeout=120) for machine in machines] == [0, 0, 0]
+    codes = [machine.wait(timeout=120) for machine in machines]
+    assert codes == [0] * len(machines), [machine.stderr[-2000:] for machine in machines]
     found = {machine.stdout.splitlines()[1] for machine in machines}
     assert {str(run.info.run_id) for run in runs_of_kind(sqlite_uri, "experiment")} == found
     assert len(found) == 1

@@ -84,11 +84,11 @@ class Tracking:
                 "mlflow.parentRunId": self.run_id,
             }
             candidate = self._store.create_run(self.experiment_id, name=f"slice {part.number} · {part.day}", tags=tags)
-            run_id = self._store.set_once(self.run_id, names.slice_run(part.number), candidate)
-            if run_id != candidate:
-                self._store.delete(candidate)
         else:
-            run_id = str(standing.info.run_id)
+            candidate = str(standing.info.run_id)
+        run_id = self._store.set_once(self.run_id, names.slice_run(part.number), candidate)
+        if run_id != candidate and standing is None:  # another's, that was found, is its maker's to delete
+            self._store.delete(candidate)
         digest = hashlib.sha256(f"{self._dataset.digest} {part.key}".encode()).hexdigest()[:16]
         profile = {"num_rows": part.rows, "first": str(part.began), "last": str(part.ended), "overlap": part.overlap}
         self._log_input(run_id, f"{self._dataset.name} slice {part.number}", digest, profile)

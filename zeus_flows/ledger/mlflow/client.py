@@ -46,6 +46,9 @@ _ANSWERS: Final = frozenset(
 _DENIALS: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
 _DENIED: Final = re.compile(r"error code 40[13]\b")
 _PAUSE_S: Final = 0.5
+#: How often a write is tried that others make at the same time, and what databases call it.
+_RACES: Final = 8
+_COLLIDED: Final = re.compile(r"IntegrityError|UniqueViolation|UNIQUE constraint")
 #: Seconds after which a call is given up. A server's answers are bounded more tightly (`settings.bound_mlflow`).
 _CALL_S: Final = 30.0
 #: Runs read in one call; twice as many take five times as long.
@@ -231,24 +234,31 @@ class Store:
         """Write metrics, params and tags in one call; the same write again changes nothing."""
         written = [Param(k, v) for k, v in (params or {}).items()]
         tagged = [RunTag(k, v) for k, v in (tags or {}).items()]
-        self._repeat(lambda: self.client.log_batch(run_id, metrics=metrics, params=written, tags=tagged))
+        self._race(lambda: self.client.log_batch(run_id, metrics=metrics, params=written, tags=tagged))
 
     def log_input(self, run_id: str, dataset: DatasetInput) -> None:
         """Give a run a dataset; the same again changes nothing.
 
-        MLflow keeps a dataset once per experiment and refuses one that two processes bring at the same time. The one
-        that was refused finds it there.
+        MLflow keeps a dataset once per experiment, and once per run.
         """
+        self._race(lambda: self.client.log_inputs(run_id, [dataset]))
 
-        def call() -> None:
-            self.client.log_inputs(run_id, [dataset])
+    def _race(self, call: Callable[[], object]) -> None:
+        """Make a write that several processes may make alike at the same time.
 
-        try:
-            self._repeat(call)
-        except (StoreUnavailable, StoreDenied, UnknownAttempt):
-            raise
-        except StoreError:
-            self._repeat(call)
+        Rows that MLflow keeps once are refused where another process adds them between its look and its write. Whoever
+        was refused finds them there the next time; where many race, after a few times.
+        """
+        for tries in range(1, _RACES + 1):
+            try:
+                self._repeat(call)
+                return
+            except (StoreUnavailable, StoreDenied, UnknownAttempt):
+                raise
+            except StoreError as error:
+                if tries == _RACES or not _COLLIDED.search(str(error)):
+                    raise
+                time.sleep(0.05 * tries)
 
     def end(self, run_id: str, status: str = "FINISHED") -> None:
         """Terminate a run."""
