@@ -147,8 +147,8 @@ def profile(emulator: Emulator, folder: str) -> Iterator[Row]:
 
     with gpus_of(emulator, folder) as gpus:
         before = emulator.calls()
-        for limit_w in gpus.limits_w:
-            gpus.set_power_limit_w(limit_w)
+        for limit_w in gpus.power.limits_w:
+            gpus.power.set_limit_w(limit_w)
             mark = gpus.mark()
             time.sleep(0.01)
             gpus.since(mark)

@@ -31,6 +31,11 @@ PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 WALK = re.findall(r"^\| `(zeus_flows/[\w/]+\.py)` \| `([\w.]+)` \|", PAGE, re.MULTILINE)
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
+#: A class with more fields than this is several.
+MOST_FIELDS = 15
+#: What is written down whole, field by field: what a user writes, what MLflow keeps, what a decision is taken on.
+RECORDS = {"JobFile", "Job", "Observation", "State"}
+
 Call = tuple[str, str]
 
 
@@ -135,6 +140,35 @@ def test_a_class_name_is_used_once() -> None:
         return [n.name for n in ast.walk(ast.parse(module.read_text(encoding="utf-8"))) if isinstance(n, ast.ClassDef)]
 
     assert repeated(classes) == {}
+
+
+def fields_of(node: ast.ClassDef) -> set[str]:
+    """Return the names of a class's instance attributes: those declared in its body, and those a method sets."""
+    declared = {
+        s.target.id
+        for s in node.body
+        if isinstance(s, ast.AnnAssign)
+        and isinstance(s.target, ast.Name)
+        and "ClassVar" not in ast.unparse(s.annotation)
+    }
+    return declared | {
+        n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute)
+        and isinstance(n.ctx, ast.Store)
+        and isinstance(n.value, ast.Name)
+        and n.value.id == "self"
+    }
+
+
+def test_a_class_has_few_fields_unless_it_is_a_record() -> None:
+    classes = [
+        node
+        for module in MODULES
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {node.name for node in classes if len(fields_of(node)) > MOST_FIELDS} == RECORDS
 
 
 def test_a_file_name_is_used_at_most_twice() -> None:

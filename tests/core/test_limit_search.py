@@ -17,7 +17,7 @@ from tests.conftest import SHARED
 from tests.data import make_traces
 from zeus_flows.core.limit_search import odd_limit, worth_measuring
 from zeus_flows.core.power_profile import LimitMeasurement
-from zeus_flows.gpu.group import candidate_limits
+from zeus_flows.gpu.power_control import candidate_limits
 from zeus_flows.gpu.simulated import CHIPS, Load
 
 Readings = tuple[LimitMeasurement, ...]

@@ -13,15 +13,9 @@ import pytest
 from tests.conftest import SHARED
 from tests.experiments.capriccio_builders import write_rows
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.capriccio.datasets import (
-    FeatureColumns,
-    TableLayout,
-    Texts,
-    read_csv,
-    read_flights,
-    read_parquet,
-    read_sentiment140,
-)
+from zeus_flows.experiments.capriccio.dataset_files import read_csv, read_flights, read_parquet, read_sentiment140
+from zeus_flows.experiments.capriccio.datasets import FeatureColumns, Texts
+from zeus_flows.experiments.capriccio.rows import TableLayout
 from zeus_flows.experiments.capriccio.slices import SliceWindow, cut, sizes, split
 
 TWEETS = SHARED / "drift" / "sentiment140_sample_27k_masked.csv.xz"

@@ -26,25 +26,25 @@ def main(state_dir: Path, what: str) -> None:
         "auto", workload=None, batch_size=64, samples_per_epoch=None, state_dir=state_dir, visible=None
     )  # no `with`, so that leaving without closing is tested too
     start = gpus.mark()
-    if gpus.can_set_limits:
-        gpus.set_power_limit_w(100.0)
+    if gpus.power.can_set:
+        gpus.power.set_limit_w(100.0)
     if what == "prefect":  # whose handler raises
 
         def terminated(*_: object) -> None:
             raise SystemExit("terminated")
 
-        gpus.restore_power_limit()
+        gpus.power.restore()
         signal.signal(signal.SIGTERM, terminated)
-        gpus.set_power_limit_w(100.0)
+        gpus.power.set_limit_w(100.0)
     if what == "workers":
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
-    print("ready", f"{gpus.power_limit_w():g}", gpus.can_set_limits, flush=True)
+    print("ready", f"{gpus.power.limit_w():g}", gpus.power.can_set, flush=True)
     if what in ("wait", "prefect", "workers"):
         train(gpus, 60.0)
     elif what == "busy":  # sets limits all the time
         while True:
-            for limit_w in gpus.limits_w:
-                gpus.set_power_limit_w(limit_w)
+            for limit_w in gpus.power.limits_w:
+                gpus.power.set_limit_w(limit_w)
     elif what == "raise":
         raise RuntimeError("a crash in user code")
     elif what == "with":

@@ -11,10 +11,10 @@ from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import LimitOutOfRange, NotSupported
 from zeus_flows.gpu.device import Device
-from zeus_flows.gpu.group import candidate_limits
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.open_gpus import group_of_real, group_of_simulated
+from zeus_flows.gpu.power_control import candidate_limits
 from zeus_flows.gpu.simulated import CHIPS, Load, SimulatedDevice, VirtualClock
 
 LOADS = {
@@ -96,22 +96,22 @@ def test_limits_are_in_watts(rig: Rig) -> None:
     assert device.power_limit_w() == 250.0
     device.set_power_limit_w(150.0)
     assert device.power_limit_w() == 150.0
-    assert rig.gpus.limits_w == (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
+    assert rig.gpus.power.limits_w == (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
 
 
 @pytest.mark.parametrize("watts", [99.0, 251.0])
 def test_a_limit_out_of_range_is_refused_and_changes_nothing(rig: Rig, watts: float) -> None:
     with pytest.raises(LimitOutOfRange, match="100 to 250 W"):
-        rig.gpus.set_power_limit_w(watts)
-    assert rig.gpus.power_limit_w() == 250.0
+        rig.gpus.power.set_limit_w(watts)
+    assert rig.gpus.power.limit_w() == 250.0
 
 
 def test_all_gpus_of_a_job_get_the_same_limit_and_their_own_back(rig: Rig) -> None:
     rig.devices[0].set_power_limit_w(200.0)
     with rig.gpus as gpus:
-        gpus.set_power_limit_w(125.0)
+        gpus.power.set_limit_w(125.0)
         assert [device.power_limit_w() for device in rig.devices] == [125.0, 125.0]
-        gpus.set_power_limit_w(100.0)
+        gpus.power.set_limit_w(100.0)
     assert [device.power_limit_w() for device in rig.devices] == [200.0, 250.0]
 
 
@@ -137,18 +137,18 @@ def test_locked_clocks_slow_the_job_down_and_are_reset_on_leaving(rig: Rig) -> N
         return rig.gpus.since(start).time_s
 
     full = epoch_s()
-    rig.gpus.lock_clocks_mhz(690, 690)
+    rig.gpus.power.lock_clocks_mhz(690, 690)
     assert epoch_s() == pytest.approx(3554.0 * (1 - 0.52 + 0.52 / 0.5), rel=1e-6)
-    rig.gpus.reset_clocks()
+    rig.gpus.power.reset_clocks()
     assert epoch_s() == pytest.approx(full)
-    rig.gpus.lock_clocks_mhz(690, 690)
-    rig.gpus.restore_power_limit()
+    rig.gpus.power.lock_clocks_mhz(690, 690)
+    rig.gpus.power.restore()
     assert epoch_s() == pytest.approx(full)
 
 
 def test_clocks_that_do_not_exist_are_refused(rig: Rig) -> None:
     with pytest.raises(NotSupported):
-        rig.gpus.lock_clocks_mhz(10, 20)
+        rig.gpus.power.lock_clocks_mhz(10, 20)
 
 
 @pytest.mark.parametrize("kind", sorted(CHIPS))

@@ -107,7 +107,7 @@ def test_a_job_measures_and_controls_a_gpu_and_puts_it_back(emulate: Callable[..
         assert gpus.energy_source is EnergySource.MEASURED
         assert gpus.sensor == "counter"
         start = gpus.mark()
-        gpus.set_power_limit_w(100.0)
+        gpus.power.set_limit_w(100.0)
         assert (emulator.limit_w(0), emulator.limit_w(1)) == (250.0, 100.0)
         span = gpus.since(start)
         assert span.complete
@@ -159,7 +159,7 @@ def test_a_gpu_that_tells_neither_energy_nor_power_is_run_on_time_alone(
     )
     with opened(tmp_path) as gpus:
         assert gpus.energy_source is EnergySource.NONE
-        assert gpus.can_set_limits
+        assert gpus.power.can_set
         span = gpus.since(gpus.mark())
         assert span.complete
         assert span.energy_j == 0.0
@@ -169,7 +169,7 @@ def test_a_gpu_that_cannot_be_limited_is_measured_only(emulate: Callable[..., Em
     power = "nvmlDeviceGetPowerManagementLimit,nvmlDeviceGetPowerManagementLimitConstraints"
     emulate(NVMLEMU_NOT_SUPPORTED=f"{power},nvmlDeviceSetPowerManagementLimit")
     with opened(tmp_path) as gpus:
-        assert not gpus.can_set_limits
+        assert not gpus.power.can_set
         assert gpus.gpu.max_power_w == 250.0
         assert gpus.since(gpus.mark()).time_s >= 0
 
@@ -182,11 +182,11 @@ def test_without_permission_it_measures_and_warns_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             with opened(tmp_path) as gpus:
-                assert not gpus.can_set_limits
-                assert "--cap-add=SYS_ADMIN" in gpus.why_not
+                assert not gpus.power.can_set
+                assert "--cap-add=SYS_ADMIN" in gpus.power.why_not
                 assert gpus.energy_source is EnergySource.MEASURED
                 with pytest.raises(PowerPermissionError, match="may not set power limits"):
-                    gpus.set_power_limit_w(100.0)
+                    gpus.power.set_limit_w(100.0)
     assert len([record for record in caplog.records if "measuring only" in record.message]) == 1
 
 
@@ -200,7 +200,7 @@ def test_a_shared_gpu_keeps_its_limit_and_the_job_runs_on_time_alone(
 ) -> None:
     emulate(**switches)
     with opened(tmp_path, shared=shared) as gpus:
-        assert not gpus.can_set_limits
+        assert not gpus.power.can_set
         assert gpus.energy_source is EnergySource.NONE
         assert gpus.since(gpus.mark()).complete
 

@@ -54,8 +54,8 @@ def test_an_epoch_takes_what_the_workload_says_at_the_greatest_limit() -> None:
 def test_lower_limits_never_draw_more_and_never_run_faster(kind: str) -> None:
     with simulated(f"simulated-{kind}", workload=Workload(half_batch=6.0, utilisation=0.9, least_utilisation=0.9)) as g:
         spans = []
-        for limit_w in g.limits_w:
-            g.set_power_limit_w(limit_w)
+        for limit_w in g.power.limits_w:
+            g.power.set_limit_w(limit_w)
             start = g.mark()
             g.ran(100)
             spans.append(g.since(start))
@@ -98,7 +98,7 @@ def test_the_previous_limit_is_back_on_leaving() -> None:
     inner = SimulatedDevice("v100", clock)
     inner.set_power_limit_w(175)
     with group_of_simulated([inner], clock) as again:
-        again.set_power_limit_w(100)
+        again.power.set_limit_w(100)
         assert inner.power_limit_w() == 100
     assert inner.power_limit_w() == 175
 
@@ -129,8 +129,8 @@ def test_the_number_of_samples_may_be_told_after_the_first_steps_which_are_then_
 def test_a_limit_outside_the_range_is_refused() -> None:
     with simulated() as gpus:
         with pytest.raises(LimitOutOfRange, match="100 to 250 W"):
-            gpus.set_power_limit_w(99)
-        assert gpus.power_limit_w() == 250
+            gpus.power.set_limit_w(99)
+        assert gpus.power.limit_w() == 250
 
 
 def test_locked_clocks_slow_the_job_down_until_they_are_reset() -> None:

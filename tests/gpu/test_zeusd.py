@@ -68,8 +68,8 @@ def test_a_process_without_permission_goes_through_the_daemon(
 ) -> None:
     emulator, address = start()
     with opened(tmp_path, device=device, zeusd=address) as gpus:
-        assert gpus.can_set_limits
-        gpus.set_power_limit_w(100.0)
+        assert gpus.power.can_set
+        gpus.power.set_limit_w(100.0)
         assert emulator.limit_w() == 100.0
     assert emulator.limit_w() == 250.0
 
@@ -95,7 +95,7 @@ def test_a_daemon_that_may_not_either_is_a_matter_of_permission(
     with pytest.raises(PowerPermissionError, match="403"):
         ZeusdDevice(Nvml().devices()[0], Zeusd(address)).set_power_limit_w(100.0)
     with opened(tmp_path, device="auto", zeusd=address) as gpus:
-        assert not gpus.can_set_limits
+        assert not gpus.power.can_set
 
 
 def test_over_tcp_the_daemon_wants_its_token(emulate: Callable[..., Emulator]) -> None:

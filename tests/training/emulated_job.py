@@ -115,7 +115,7 @@ class EmulatedJob:
         self.job: Job = self.file.core()
         with self._gpus(arms[-1]) as gpus:
             self.gpu: Gpu = gpus.gpu
-            self.power_limits_w, self.energy_source = gpus.limits_w, gpus.energy_source
+            self.power_limits_w, self.energy_source = gpus.power.limits_w, gpus.energy_source
         self.ledger = MemoryLedger(self.job, self.energy_source)
         self.steps = LocalSteps(self.job, self.ledger, self)
 

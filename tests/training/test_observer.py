@@ -50,7 +50,7 @@ def test_a_limit_that_somebody_else_set_is_measured_and_kept(tmp_path: Path) -> 
     with v100(tmp_path) as gpus:
         gpus.devices[0].set_power_limit_w(240.0)
         watched, _ = attempt(gpus, 0.5, 0.95, file=job_file(mode=Mode.OBSERVE))
-        assert gpus.power_limit_w() == watched.power_limit_w == 240.0
+        assert gpus.power.limit_w() == watched.power_limit_w == 240.0
     assert watched.profile is not None
     assert 240.0 in {m.power_limit_w for m in watched.profile.measurements}
     assert "instead of 240 W" in watched.detail
@@ -58,7 +58,7 @@ def test_a_limit_that_somebody_else_set_is_measured_and_kept(tmp_path: Path) -> 
 
 def test_without_permission_there_is_nothing_to_profile_and_training_is_measured(tmp_path: Path) -> None:
     with v100(tmp_path) as gpus:
-        gpus.can_set_limits, gpus.why_not = False, "may not"
+        gpus.power.can_set, gpus.power.why_not = False, "may not"
         watched, _ = attempt(gpus, 0.5, 0.95, file=job_file(mode=Mode.OBSERVE))
     assert watched.energy_j > 0
     assert watched.profile is not None

@@ -9,14 +9,10 @@ from typing import Protocol
 
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import EnergySource
-from zeus_flows.errors import PowerPermissionError
 from zeus_flows.gpu.device import Clock, Device
-from zeus_flows.gpu.guard import PowerGuard
 from zeus_flows.gpu.meter import Mark, Meter, Span
+from zeus_flows.gpu.power_control import PowerControl
 from zeus_flows.gpu.watch import Watch
-
-#: The paper profiles every 25 W.
-STEP_W = 25.0
 
 
 class Work(Protocol):
@@ -43,19 +39,15 @@ class Gpus(AbstractContextManager["Gpus"]):
 
     Attributes:
         gpu: The model, the number of GPUs and their greatest power together.
+        power: Their power limits and clocks.
         energy_source: Measured, simulated, or none where joules would mean nothing (then spans have 0 J).
         sensor: Where the joules come from, for people: `counter`, `sampled power`, `model`, `none`.
-        limits_w: Candidate power limits per GPU, greatest first; empty where limits cannot be told.
-        can_set_limits: Whether `set_power_limit_w` will work.
-        why_not: What to tell the user where it will not.
         alone: Whether nobody else is known to use the GPUs; if not, spans are never complete.
-        last_limit_w: The power limit, per GPU, as it was last read or set.
-        has_limits: Whether the GPUs know power limits at all; if not, those they name are nominal.
 
     Args:
         devices: The GPUs, in CUDA's order.
         meter: Measures spans on them.
-        guard: Changes them and puts them back; has been acquired, unless `why_not` says otherwise.
+        power: Changes them and puts them back.
         clock: The clock of `meter`.
         work: What simulated GPUs do at a step.
         watch: Notices lost GPUs.
@@ -68,11 +60,10 @@ class Gpus(AbstractContextManager["Gpus"]):
         devices: Sequence[Device],
         *,
         meter: Meter,
-        guard: PowerGuard,
+        power: PowerControl,
         clock: Clock,
         energy_source: EnergySource,
         sensor: str,
-        why_not: str = "",
         alone: bool = True,
         work: Work | None = None,
         watch: Watch | None = None,
@@ -80,18 +71,13 @@ class Gpus(AbstractContextManager["Gpus"]):
         on_close: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.devices = tuple(devices)
-        ranges = [device.power_limit_range_w() for device in devices]
-        self.gpu = Gpu(devices[0].model, len(devices), max_power_w=sum(high for _, high in ranges))
+        max_power_w = sum(device.power_limit_range_w()[1] for device in devices)
+        self.gpu = Gpu(devices[0].model, len(devices), max_power_w=max_power_w)
+        self.power = power
         self.energy_source = energy_source
         self.sensor = sensor
-        self.limits_w = candidate_limits(max(low for low, _ in ranges), min(high for _, high in ranges))
-        self.can_set_limits = not why_not
-        self.why_not = why_not
         self.alone = alone
-        self.has_limits = all(device.has_power_limits for device in devices)
-        self.last_limit_w = max(high for _, high in ranges)
         self._meter = meter
-        self._guard = guard
         self._clock = clock
         self._work = work
         self._watch = watch
@@ -101,7 +87,7 @@ class Gpus(AbstractContextManager["Gpus"]):
             self._cleanup.callback(callback)
         if watch is not None:
             self._cleanup.callback(watch.close)
-        self._cleanup.callback(guard.release)
+        self._cleanup.callback(power.release)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,37 +97,6 @@ class Gpus(AbstractContextManager["Gpus"]):
     def close(self) -> None:
         """Put the previous power limits and clocks back and let go of the GPUs. Safe to call twice."""
         self._cleanup.close()
-
-    def power_limit_w(self) -> float:
-        """Return the power limit in force, per GPU (the least, where they differ)."""
-        self.last_limit_w = min(device.power_limit_w() for device in self.devices)
-        return self.last_limit_w
-
-    def set_power_limit_w(self, watts: float) -> None:
-        """Set the power limit of every GPU; where one refuses, all are put back.
-
-        Raises:
-            PowerPermissionError: `can_set_limits` is false; the text says why.
-            LimitOutOfRange: a GPU does not accept it.
-            DeviceError: the driver refused.
-        """
-        self._may()
-        self._guard.set_power_limit_w(watts)
-        self.last_limit_w = watts
-
-    def restore_power_limit(self) -> None:
-        """Put the previous power limits and clocks back now, and go on measuring."""
-        self._guard.restore()
-
-    def lock_clocks_mhz(self, low: int, high: int) -> None:
-        """Lock the graphics clocks of every GPU; raises as `set_power_limit_w` does."""
-        self._may()
-        self._guard.lock_clocks_mhz(low, high)
-
-    def reset_clocks(self) -> None:
-        """Undo `lock_clocks_mhz`."""
-        self._may()
-        self._guard.reset_clocks()
 
     def now_s(self) -> float:
         """Return monotonic seconds on the GPUs' clock."""
@@ -215,17 +170,3 @@ class Gpus(AbstractContextManager["Gpus"]):
         """Tell that the model was evaluated: time passes on simulated GPUs; real ones know."""
         if self._work is not None:
             self._work.evaluated()
-
-    def _may(self) -> None:
-        if not self.can_set_limits:
-            raise PowerPermissionError(self.why_not)
-
-
-def candidate_limits(low_w: float, high_w: float, step_w: float = STEP_W) -> tuple[float, ...]:
-    """Return the power limits to profile: from the greatest down to the least in even steps.
-
-    >>> candidate_limits(100.0, 250.0)
-    (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
-    """
-    steps = int((high_w - low_w) / step_w + 1e-9)
-    return tuple(high_w - i * step_w for i in range(steps + 1))

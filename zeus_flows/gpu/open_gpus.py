@@ -20,6 +20,7 @@ from zeus_flows.gpu.device import Clock, Device
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot, journal_folder, restore_power
 from zeus_flows.gpu.meter import Counter, DeviceCounter, Meter, SampledCounter, Sampler, update_period_s
+from zeus_flows.gpu.power_control import PowerControl
 from zeus_flows.gpu.simulated import CHIPS, SimulatedDevice, SimulatedWork, VirtualClock, Workload
 from zeus_flows.gpu.visible import visible_gpus
 from zeus_flows.gpu.watch import Watch
@@ -98,11 +99,10 @@ def group_of_simulated(
             [] if shared else [device.power_limit_range_w()[1] for device in devices],
             clock,
         ),
-        guard=PowerGuard(devices, folder=None),
+        power=PowerControl(devices, PowerGuard(devices, folder=None), SHARED.text if shared else ""),
         clock=clock,
         energy_source=EnergySource.NONE if shared else EnergySource.SIMULATED,
         sensor="none" if shared else "model",
-        why_not=SHARED.text if shared else "",
         work=work,
     )
 
@@ -137,11 +137,10 @@ def group_of_real(
     return Gpus(
         devices,
         meter=Meter(counters, [device.power_limit_range_w()[1] for device in devices[: len(counters)]], clock),
-        guard=guard,
+        power=PowerControl(devices, guard, why_not.text if why_not is not None else ""),
         clock=clock,
         energy_source=devices[0].energy_source if counters else EnergySource.NONE,
         sensor=sensor,
-        why_not=why_not.text if why_not is not None else "",
         alone=why_not is None or why_not.obstacle is not Obstacle.ANOTHER_JOB,
         watch=Watch(devices, watch_s) if watch_s else None,
         synchronize=synchronize,

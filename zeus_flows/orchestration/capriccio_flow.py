@@ -13,7 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from zeus_flows.experiments.capriccio import stages
 from zeus_flows.experiments.capriccio.contenders import Experiment, open_experiment
 from zeus_flows.experiments.capriccio.curves import Curves
-from zeus_flows.experiments.capriccio.datasets import READING
+from zeus_flows.experiments.capriccio.dataset_files import READING
 from zeus_flows.experiments.capriccio.experiment_lease import Lease, leased
 from zeus_flows.experiments.capriccio.file import load_experiment
 from zeus_flows.experiments.capriccio.lock import alone

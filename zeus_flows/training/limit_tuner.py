@@ -62,7 +62,7 @@ class LimitTuner:
         self._gpus, self._section, self._job, self._decision = gpus, section, job, decision
         self._least_span_s = least_span_s
         self.overheads = overheads
-        self.before_w = gpus.power_limit_w()
+        self.before_w = gpus.power.limit_w()
         self.settled_w: float | None = None
         self.samples_per_epoch = 0
         self._profiler = self._make_profiler(known, made_with)
@@ -77,7 +77,7 @@ class LimitTuner:
     @property
     def limit_w(self) -> float:
         """The power limit in force, per GPU, without asking one."""
-        return self._gpus.last_limit_w
+        return self._gpus.power.last_limit_w
 
     @property
     def average_power_w(self) -> float | None:
@@ -94,7 +94,7 @@ class LimitTuner:
     def may_tune(self) -> bool:
         """Whether this attempt looks for the best power limit."""
         return (
-            self._gpus.can_set_limits
+            self._gpus.power.can_set
             and self._job.mode is not Mode.OFF
             and self._decision.power_limit_w is None
             and (self._decision.tune_power or self._job.mode is Mode.OBSERVE)
@@ -163,7 +163,7 @@ class LimitTuner:
         if not self.may_tune:
             limits = (decision.power_limit_w or self.before_w,)
         elif section.limits == "all":
-            limits = self._gpus.limits_w
+            limits = self._gpus.power.limits_w
         else:
             limits = section.limits
         compared = self._job.mode is Mode.OBSERVE or decision.batch_size == self._job.default_batch_size
@@ -217,10 +217,10 @@ class LimitTuner:
             )
 
     def _apply(self, wanted_w: float) -> None:
-        if self._gpus.can_set_limits:
+        if self._gpus.power.can_set:
             try:
-                if self._gpus.power_limit_w() != wanted_w:
-                    self._gpus.set_power_limit_w(wanted_w)
+                if self._gpus.power.limit_w() != wanted_w:
+                    self._gpus.power.set_limit_w(wanted_w)
             except DeviceLost:
                 raise
             except DeviceError as error:

@@ -186,8 +186,8 @@ class PowerProfiler:
         if self._limit_w is None or self.broken:
             return
         try:
-            if self._gpus.power_limit_w() != self._limit_w:
-                self._gpus.set_power_limit_w(self._limit_w)
+            if self._gpus.power.limit_w() != self._limit_w:
+                self._gpus.power.set_limit_w(self._limit_w)
             self._mark = self._gpus.mark()
             self._pending, self._not_before_s = 0, 0.0
         except DeviceLost:

@@ -168,7 +168,7 @@ class Session:
 
         A loop may stop asking at the last batch. A loader without a length is counted in the first epoch.
         """
-        loop, books, tuner = self._loop, self._books, self._tuner
+        loop, step, books, tuner = self._loop, self._loop.step, self._books, self._tuner
         ran, now_s = self._gpus.ran, self._gpus.now_s
         if not loop.begun or loop.epoch == 0:
             raise TrainingError("session.steps() belongs inside `for epoch in session.epochs()`")
@@ -185,9 +185,9 @@ class Session:
                 ran(samples)
                 loop.hand_out(samples, now_s())
                 yield batch
-                if loop.stepping:
-                    loop.stepping = 0
-                    if not loop.stepped:
+                if step.samples:
+                    step.samples = 0
+                    if not step.first_done:
                         self._stepped_first(samples)
                     elif (measuring := tuner.measuring) is not None and measuring.ran(samples):
                         tuner.measured()
@@ -334,14 +334,14 @@ class Session:
     def _enter_steps(self, mine: object, samples_per_epoch: int) -> None:
         """Begin an epoch's steps: its first batch is there."""
         loop, tuner = self._loop, self._tuner
-        self._books.close(For.REST if loop.stepped else For.ONCE)
-        if not loop.stepped:
+        self._books.close(For.REST if loop.step.first_done else For.ONCE)
+        if not loop.step.first_done:
             self._books.begin_again()
         if not loop.total:
             loop.total, loop.counted = samples_per_epoch, samples_per_epoch > 0
             if loop.total:
                 self._gpus.samples_per_epoch = loop.total
-        loop.steps, loop.left, loop.handed_s = mine, loop.total, None
+        loop.steps, loop.left, loop.step.handed_s = mine, loop.total, None
         tuner.samples_per_epoch = loop.total
         if loop.total or not self._gpus.simulated:  # a simulated GPU's clock stands still until the length is known
             tuner.resume()
@@ -361,15 +361,15 @@ class Session:
     def _step_is_done(self) -> None:
         """Count the step under way, where the train function has not asked for another."""
         loop, tuner = self._loop, self._tuner
-        samples, loop.stepping = loop.stepping, 0
-        if samples and not loop.stepped:
+        samples, loop.step.samples = loop.step.samples, 0
+        if samples and not loop.step.first_done:
             self._stepped_first(samples)
         elif samples and tuner.measuring is not None and tuner.measuring.ran(samples):
             tuner.measured()
 
     def _stepped_first(self, samples: int) -> None:
         """Book the first step apart and keep it out of profiles: it may include compilation."""
-        self._loop.stepped = True
+        self._loop.step.first_done = True
         self._tuner.drop()
         self._books.stepped_first(samples)
         if self._loop.steps is not None and (self._loop.total or not self._gpus.simulated):
@@ -388,12 +388,12 @@ class Session:
         """
         loop, tuner = self._loop, self._tuner
         at_the_end = loop.counted and not loop.left
-        if loop.steps is not None and (ended_s := loop.overdue(self._gpus.now_s())) is not None:
+        if loop.steps is not None and (ended_s := loop.step.overdue(self._gpus.now_s())) is not None:
             tuner.drop()
             watts = tuner.average_power_w
             self._gpus.evaluated()
             self._books.close_late(ended_s, watts)
-            loop.stepping, loop.stepped = 0, True
+            loop.step.samples, loop.step.first_done = 0, True
             loop.evaluated = loop.evaluated_once = True
             if at_the_end:
                 loop.steps = None
@@ -423,7 +423,7 @@ class Session:
                 return
             self._out.checkpoints.reported = loop.epoch
         metric = loop.reported if loop.reported is not None and math.isfinite(loop.reported) else None
-        limit_w = tuner.limit_w if self._gpus.has_limits else None
+        limit_w = tuner.limit_w if self._gpus.power.has_limits else None
         self._out.report(
             EpochReport(loop.epoch, books.energy_j, books.time_s, limit_w, metric, metric_name=self.target.metric)
         )
@@ -451,7 +451,7 @@ class Session:
             gpu=self._gpus.gpu,
             energy_source=self._gpus.energy_source,
             samples_per_epoch=self._loop.total,
-            power_limit_w=tuner.settled_w if self._gpus.has_limits else None,
+            power_limit_w=tuner.settled_w if self._gpus.power.has_limits else None,
             profile=tuner.profile,
             profiling_energy_j=min(books.profiling_energy_j, books.energy_j),
             profiling_time_s=min(books.profiling_time_s, books.time_s),
@@ -464,14 +464,14 @@ class Session:
             parts=books.parts,
             host_energy_j=books.host_energy_j,
             mode=self._task.job.mode,
-            limit_before_w=tuner.before_w if self._gpus.has_limits else None,
+            limit_before_w=tuner.before_w if self._gpus.power.has_limits else None,
             control=self._task.decision.control,
             curve=self._result.curve.points,
         )
 
     def _observer_report(self, observed: Observation) -> str:
-        if not self._gpus.can_set_limits:
-            return f"no power limit could be tried: {self._gpus.why_not}"
+        if not self._gpus.power.can_set:
+            return f"no power limit could be tried: {self._gpus.power.why_not}"
         saved = would_have_saved(self._task.job, observed)
         return saved.sentence if saved else "power limits are not all measured yet"
 

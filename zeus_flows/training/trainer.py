@@ -73,7 +73,7 @@ class LocalTrainer:
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
-            self.power_limits_w: tuple[float, ...] = gpus.limits_w if gpus.can_set_limits else ()
+            self.power_limits_w: tuple[float, ...] = gpus.power.limits_w if gpus.power.can_set else ()
             self._least_span_s = least_span_s(gpus)
 
     def train(

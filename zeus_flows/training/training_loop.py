@@ -5,11 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: A step that takes so many times what steps take, and so many seconds more, had something else in it.
 LATE, LEAST_LATE_S = 1.5, 0.1
+
+
+@dataclass(slots=True)
+class StepUnderWay:
+    """The step that a training loop is at, and what steps usually take.
+
+    Attributes:
+        first_done: Whether a first step is done.
+        samples: Samples of the step under way; 0 where it was counted already.
+        handed_s: When its batch was handed out; None before the first of an epoch.
+        usual_s: Seconds per sample of the fastest step so far: what a step takes where nothing else happens in it.
+    """
+
+    first_done: bool = False
+    samples: int = 0
+    handed_s: float | None = None
+    usual_s: float = math.inf
+
+    def begin(self, samples: int, now_s: float) -> None:
+        """Begin a step: its batch is handed out."""
+        if self.handed_s is not None:
+            per_sample_s = (now_s - self.handed_s) / samples
+            if 0 < per_sample_s < self.usual_s:
+                self.usual_s = per_sample_s
+        self.samples, self.handed_s = samples, now_s
+
+    def overdue(self, now_s: float) -> float | None:
+        """Return when the step under way should have ended, where that is long ago; None where it is not."""
+        if self.handed_s is None or not self.samples or math.isinf(self.usual_s):
+            return None
+        step_s = self.usual_s * self.samples
+        return self.handed_s + step_s if now_s - self.handed_s > LATE * step_s + LEAST_LATE_S else None
 
 
 @dataclass(slots=True)
@@ -24,10 +56,7 @@ class TrainingLoop:
         total: Samples per epoch; 0 while that is not known.
         counted: Whether `total` was told by the loader, so that its end is known before it comes.
         steps: Stands for the loop over steps that is under way; None between epochs.
-        stepped: Whether a first step is done.
-        stepping: Samples of the step under way; 0 where it was counted already.
-        handed_s: When its batch was handed out; None before the first of an epoch.
-        usual_s: Seconds per sample of the fastest step so far: what a step takes where nothing else happens in it.
+        step: The step that it is at.
         samples: Samples handed out in this epoch.
         left: Samples that this epoch has left.
         evaluating: Within an evaluation.
@@ -43,10 +72,7 @@ class TrainingLoop:
     total: int = 0
     counted: bool = False
     steps: object | None = None
-    stepped: bool = False
-    stepping: int = 0
-    handed_s: float | None = None
-    usual_s: float = math.inf
+    step: StepUnderWay = field(default_factory=StepUnderWay)
     samples: int = 0
     left: int = 0
     evaluating: bool = False
@@ -63,19 +89,9 @@ class TrainingLoop:
 
     def hand_out(self, samples: int, now_s: float) -> None:
         """Note that a batch is handed out."""
-        if self.handed_s is not None:
-            per_sample_s = (now_s - self.handed_s) / samples
-            if 0 < per_sample_s < self.usual_s:
-                self.usual_s = per_sample_s
+        self.step.begin(samples, now_s)
         self.samples += samples
-        self.stepping, self.handed_s, self.evaluated = samples, now_s, False
-
-    def overdue(self, now_s: float) -> float | None:
-        """Return when the step under way should have ended, where that is long ago; None where it is not."""
-        if self.handed_s is None or not self.stepping or math.isinf(self.usual_s):
-            return None
-        step_s = self.usual_s * self.stepping
-        return self.handed_s + step_s if now_s - self.handed_s > LATE * step_s + LEAST_LATE_S else None
+        self.evaluated = False
 
 
 def batch_size_of(loader: Any, batch: Any) -> int:

@@ -14,17 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.bert import require, weights_digest
-from zeus_flows.experiments.capriccio.datasets import (
+from zeus_flows.experiments.capriccio.dataset_files import (
     READING,
-    Dataset,
     Progress,
-    TableLayout,
     read_csv,
     read_flights,
     read_parquet,
     read_sentiment140,
 )
+from zeus_flows.experiments.capriccio.datasets import Dataset
 from zeus_flows.experiments.capriccio.models import ModelSection, Scores
+from zeus_flows.experiments.capriccio.rows import TableLayout
 from zeus_flows.experiments.capriccio.slices import Slice, SliceWindow, cut, sizes
 from zeus_flows.experiments.flights.data import require_data
 from zeus_flows.job_file import NAME_PATTERN, JobFile, parse_job
@@ -35,7 +35,7 @@ NOT_THEIRS = ("name", "train", "tracking_uri", "version")  # keys that neither `
 
 
 class DataSection(Section):
-    """Where the rows come from; `capriccio.datasets` says what each kind is."""
+    """Where the rows come from; `capriccio.dataset_files` says what each kind is."""
 
     kind: Literal["sentiment140", "csv", "parquet", "flights"]
     path: Path | None = None

@@ -25,7 +25,7 @@ from zeus_flows.experiments.capriccio.curves import Cell, Curves
 from zeus_flows.experiments.replay.replaying import TraceTrainer
 from zeus_flows.experiments.replay.shifts import Shift, lengthened, shifted
 from zeus_flows.experiments.replay.traces import Trace
-from zeus_flows.gpu.group import candidate_limits
+from zeus_flows.gpu.power_control import candidate_limits
 from zeus_flows.gpu.simulated import CHIPS, Workload
 from zeus_flows.job_file import JobFile
 from zeus_flows.ledger.memory import MemoryLedger
