@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zeus_flows.core.account import Account, Era, Ran, Took
+from zeus_flows.core.account import Account, Era
+from zeus_flows.core.amounts import Ran, Took
 from zeus_flows.core.cost import Price, price
 from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zeus_flows.core.account import Amount
+from zeus_flows.core.amounts import Amount
 from zeus_flows.core.cost import price
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import Overheads

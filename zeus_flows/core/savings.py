@@ -15,7 +15,8 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from zeus_flows.core.account import NO_AMOUNT, Account, Amount, Era, Settled, Took, booked, given_up, tunes_batch_size
+from zeus_flows.core.account import Account, Era, Settled, booked, given_up, tunes_batch_size
+from zeus_flows.core.amounts import NO_AMOUNT, Amount, Took
 from zeus_flows.core.cost import price
 from zeus_flows.core.expected import Known, Profiles, costs_on
 from zeus_flows.core.job import Job, Mode

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zeus_flows.core.account import NOTHING, Account, Amount, Era, Ran, Settled, Took, tunes_batch_size
+from zeus_flows.core.account import Account, Era, Settled, tunes_batch_size
+from zeus_flows.core.amounts import NOTHING, Amount, Ran, Took
 from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.expected import Epochs, Known, Profiles, RunCosts, RunTotals, best_batch_size, costs_on, epochs_of
 from zeus_flows.core.job import Job, Mode

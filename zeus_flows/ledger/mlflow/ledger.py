@@ -23,11 +23,7 @@ It does not promise that an observation is there the moment training ends: see `
 from __future__ import annotations
 
 import logging
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import count
 from typing import Final
 
 from mlflow.entities import Run
@@ -42,10 +38,11 @@ from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.lease import Holder, read_holder, this_process
+from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.mlflow import charts, names, pages
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
+from zeus_flows.ledger.mlflow.claims import Claims, open_claims
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
 from zeus_flows.ledger.mlflow.history import HistoryReader
@@ -91,6 +88,7 @@ class MlflowLedger:
         self._job, self._energy_source, self._holder = job, energy_source, holder or this_process()
         self.store = store
         self.layout = Layout(job, store, energy_source, comparable)
+        self._claims = Claims(store, self.layout)
         self._attempts = Attempts(job, store, energy_source, self.layout)
         self._windows = Windows(job, store, self.layout, self._attempts)
         self._gates = GateRuns(store, self.layout, self._attempts, self._windows)
@@ -116,25 +114,7 @@ class MlflowLedger:
             holder: Who takes it; whoever this ledger belongs to by default.
             asked_before: The token may have a number already: then that is returned. Reads every page.
         """
-        token = token or uuid.uuid4().hex
-        mine = replace(holder or self._holder, token=token, beat=0).dump()
-        number = max(self.layout.page_ids(), default=0)
-        if asked_before:
-            for taken, claim in self.layout.read_pages(0).claims.items():
-                if (taker := read_holder(claim)) and taker.token == token:
-                    return taken
-        claims = self.layout.read_page(number).claims
-        for tries in count():
-            recurrence = max(claims, default=number * pages.SIZE) + 1
-            number = pages.number_of(recurrence)
-            reached("before-claim")
-            lost_to = self.store.lost_to(self.layout.page(number), names.claim(recurrence), mine)
-            if lost_to is None:
-                reached("after-claim")
-                return recurrence
-            claims = Page().read(lost_to).claims
-            time.sleep(_pause_s(tries))
-        raise AssertionError("unreachable")
+        return self._claims.take(holder or self._holder, token, asked_before=asked_before)
 
     def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
         """Make the run of a recurrence's drift gate, which says that it is being asked and by whom; return its id."""
@@ -331,8 +311,7 @@ class MlflowLedger:
 
     def open_claims(self) -> Mapping[int, str]:
         """Return recurrences that were taken and have not ended, with who took them."""
-        page = self.unfinished()[1]
-        return {number: holder for number, holder in page.claims.items() if number not in page.ended}
+        return open_claims(self.unfinished()[1])
 
     def unended_runs(self, *, most: int) -> Sequence[Run]:
         """Return the newest runs of this ledger that look as if something were running."""
@@ -399,11 +378,6 @@ class MlflowLedger:
 def _said(context: Mapping[str, str]) -> dict[str, str]:
     """Return those words of a context that say something."""
     return {name: value for name, value in context.items() if value}
-
-
-def _pause_s(tries: int) -> float:
-    """Return how long to wait after a lost race: at random, so that those who lost together part."""
-    return uuid.uuid4().int % 1000 / 1000 * min(0.5, 0.02 * 2.0 ** min(tries, 9))
 
 
 def _conforms(ledger: MlflowLedger) -> Ledger:
