@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from zeus_flows.cli import main
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import WrongPlatform
 from zeus_flows.gpu.host import open_host_meter
+from zeus_flows.ledger import lease
 from zeus_flows.ledger.lease import is_gone, this_process
 
 SENTENCE = "zeus_flows does not run on Windows; use Linux, or macOS with simulated GPUs"
+NO_PROCESS = 2**22 + 1  # greater than any process id
 
 
 @pytest.mark.parametrize("words", [["--help"], ["init"], ["run", "job.yaml"], ["replay"]])
@@ -68,8 +71,6 @@ def no_linux_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "readlink", readlink)
     monkeypatch.setattr(Path, "exists", lambda path: not missing(path) and exists(path))
     monkeypatch.setattr(sys, "platform", "darwin")
-    import zeus_flows.ledger.lease as lease
-
     for cached in (lease._boot_id, lease._machine_id, lease._namespace):
         cached.cache_clear()
         # what was read here must not stay for other tests
@@ -83,11 +84,42 @@ def test_without_linux_files_a_simulated_attempt_trains(tmp_path: Path) -> None:
     assert (observed.outcome, observed.epochs) == (Outcome.CONVERGED, 2)
 
 
+def tells_a_boot(folder: Path, said: dict[str, str]) -> str:
+    """Write a `sysctl` that knows some names, as that of macOS does; return its path."""
+    command = folder / "sysctl"
+    cases = "".join(f"  {name}) echo '{value}';;\n" for name, value in said.items())
+    command.write_text(f'#!/bin/sh\ncase "$2" in\n{cases}  *) exit 1;;\nesac\n')
+    command.chmod(0o755)
+    return str(command)
+
+
 @pytest.mark.usefixtures("no_linux_files")
-def test_without_linux_files_a_living_process_is_not_taken_for_dead() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"kern.bootsessionuuid": "7C8F1B1E-0000-4000-8000-000000000001", "kern.boottime": "{ sec = 1, usec = 2 }"},
+        {"kern.boottime": "{ sec = 1700000000, usec = 12 } Tue Nov 14 22:13:20 2023"},
+    ],
+    ids=["macOS", "FreeBSD"],
+)
+def test_without_proc_the_kernel_is_asked_which_boot_it_is(
+    said: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_SYSCTL_COMMANDS", ("/nonexistent/sysctl", tells_a_boot(tmp_path, said)))
+    me = this_process()
+    assert me.boot == next(iter(said.values()))
+    assert is_gone(me) is False
+    assert is_gone(replace(me, pid=NO_PROCESS)) is True
+    assert is_gone(replace(me, pid=NO_PROCESS, boot="")) is None  # written by a version that could not tell
+
+
+@pytest.mark.usefixtures("no_linux_files")
+def test_where_no_boot_is_known_it_is_not_known_who_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_SYSCTL_COMMANDS", (tells_a_boot(tmp_path, {}), "/nonexistent/sysctl"))
     me = this_process()
     assert (me.boot, me.namespace, me.machine) == ("", "", "")
-    assert is_gone(me) is False
+    namesake = replace(me, pid=NO_PROCESS)  # alive, on another machine of this name
+    assert (is_gone(me), is_gone(namesake)) == (None, None)
 
 
 def test_where_there_is_no_rapl_the_host_is_not_measured(tmp_path: Path) -> None:

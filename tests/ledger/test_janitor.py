@@ -94,6 +94,21 @@ def test_another_machine_is_dead_after_five_silent_minutes_whatever_the_wall_clo
     assert "nothing was heard of it for 301 s" in buried.why
 
 
+def test_on_a_machine_that_tells_no_boot_a_process_is_dead_after_five_silent_minutes_and_not_before(
+    held_by: Open, mine: MlflowLedger, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeus_flows.ledger.lease._boot_id", lambda: "")
+    explore(held_by(replace(this_process(), started=1)))  # a namesake's: its process is not among those of this machine
+    now = 1000.0
+    monkeypatch.setattr(janitor, "monotonic_s", lambda: now)
+    assert sweep(mine, outbox) == []
+    now += 299.0
+    assert sweep(mine, outbox) == []
+    now += 2.0
+    (buried,) = sweep(mine, outbox)
+    assert "nothing was heard of it for 301 s" in buried.why
+
+
 def test_a_second_attempt_is_not_mistaken_for_the_first_seen_long_ago(
     held_by: Open, mine: MlflowLedger, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,15 @@
 
 A holder writes a beat every 30 s. On its own machine a process that is gone is known to be dead at once. From another
 machine it is dead when its beat has not changed for five minutes of the observer's own monotonic clock: wall clocks
-disagree and move.
+disagree and move. So it is on its own machine too, where that does not tell one boot from another: its process ids
+would say nothing, for they may be those of a namesake.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -20,6 +22,10 @@ from zeus_flows.core.json import from_text, to_text
 
 HEARTBEAT_S: Final = 30.0
 DEAD_AFTER_S: Final = 300.0
+#: What macOS and the BSDs say of a boot, and where they keep the command that says it. The first is a UUID; the second
+#: moves with the wall clock, after which nothing is known of a holder.
+_BOOT_SYSCTLS: Final = ("kern.bootsessionuuid", "kern.boottime")
+_SYSCTL_COMMANDS: Final = ("/usr/sbin/sysctl", "/sbin/sysctl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Holder:
     Attributes:
         token: Unique to one ledger in one process.
         host: Its machine.
-        boot: That machine's boot.
+        boot: That machine's boot; empty where the machine does not tell.
         namespace: Its namespace of process ids: containers on one machine have their own.
         pid: Its process id, by that machine.
         started: When the process started, in the kernel's ticks: process ids come round again.
@@ -88,7 +94,10 @@ def is_gone(holder: Holder) -> bool | None:
     if holder.host != platform.node():
         return None
     if holder.boot != _boot_id():  # rebooted, or another machine of the same name
-        return True if holder.machine and holder.machine == _machine_id() else None
+        known = holder.boot and _boot_id() and holder.machine and holder.machine == _machine_id()
+        return True if known else None
+    if not holder.boot:  # of this machine, or of another of the same name that does not tell either
+        return None
     if holder.namespace != _namespace():
         return None
     return _started(holder.pid) != holder.started
@@ -104,7 +113,18 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""
+        return next((said for name in _BOOT_SYSCTLS if (said := _sysctl(name))), "")
+
+
+def _sysctl(name: str) -> str:
+    """Return what the kernel of macOS or a BSD says of a name; empty where it says nothing."""
+    for command in _SYSCTL_COMMANDS:
+        try:
+            said = subprocess.run([command, "-n", name], capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
+        except (OSError, ValueError, subprocess.SubprocessError):
+            continue
+        return said.stdout.strip() if said.returncode == 0 else ""
+    return ""
 
 
 @lru_cache(maxsize=1)
