@@ -20,12 +20,18 @@ def runs_of(costs: list[float], window: int | None = None) -> Runs:
 
 
 @given(COSTS, st.floats(1e-3, 1e6), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_the_posterior_equals_the_closed_form(costs: list[float], variance: float, mean: float, spread: float) -> None:
-    belief = observe(runs_of(costs), variance=variance, prior=(mean, spread))
-    expected_variance = 1 / (1 / spread + len(costs) / variance)
-    expected_mean = expected_variance * (mean / spread + sum(costs) / variance)
-    assert belief.variance == pytest.approx(expected_variance, rel=1e-9)
-    assert belief.mean == pytest.approx(expected_mean, rel=1e-6, abs=1e-6)
+def test_runs_teach_the_same_at_once_as_one_after_the_other(
+    costs: list[float], variance: float, mean: float, spread: float
+) -> None:
+    at_once = observe(runs_of(costs), variance=variance, prior=(mean, spread))
+    belief = Belief(mean, spread)
+    for cost in costs:
+        before, belief = belief, observe(runs_of([cost]), variance=variance, prior=belief)
+        assert belief.variance < before.variance
+        low, high = sorted((before.mean, cost))
+        assert low - 1e-6 <= belief.mean <= high + 1e-6
+    assert belief.variance == pytest.approx(at_once.variance, rel=1e-9)
+    assert belief.mean == pytest.approx(at_once.mean, rel=1e-6, abs=1e-6)
 
 
 @given(COSTS, st.floats(1e-3, 1e6))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.builders import V100, job, profile
-from zeus_flows.core.cost import attempt_cost, cost_rate, energy_to_accuracy, epochs_cost, regret
+from zeus_flows.core.cost import attempt_cost, cost_rate, energy_to_accuracy, epochs_cost
 from zeus_flows.core.job import Selector
 from zeus_flows.core.power import best_limit, cost_per_sample, epoch_cost
 from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
@@ -89,10 +89,6 @@ def test_a_profile_without_measurements_has_no_best_limit() -> None:
 
 def test_cost_rate_prices_time_at_the_greatest_power() -> None:
     assert cost_rate(average_power_w=100.0, eta=0.25, max_power_w=200.0) == 175.0
-
-
-def test_regret_is_what_was_spent_above_the_best() -> None:
-    assert regret(cost_j=12.0, best_cost_j=10.0) == 2.0
 
 
 def test_larger_batches_of_the_made_up_profile_are_cheaper() -> None:

@@ -84,24 +84,30 @@ def test_explorations_may_use_four_fifths_of_the_budget(name: str) -> None:
     assert not any(used_up), "the last fifth is for the estimate of the default being wrong"
 
 
-def test_what_is_left_is_the_budget_above_the_estimated_default_less_what_was_spent() -> None:
-    a_job = job(exploration_budget=0.1)
-    history = long_history()
-    state = policy.fold(a_job, history)
-    recurrences = len(history) + 1
-    spent = sum(0.5 * o.energy_j + 0.5 * 250.0 * o.time_s for o in history)
-    left = budget_left(a_job, state, ask(), best_cost_j=1.0)
-    assert left == pytest.approx(1.08 * recurrences * default_cost(a_job, 20) - spent)
+def left(history: list[Observation], *, budget: float = 0.1, best_cost_j: float = 1.0) -> float:
+    a_job = job(exploration_budget=budget)
+    found = budget_left(a_job, policy.fold(a_job, history), ask(), best_cost_j=best_cost_j)
+    assert found is not None
+    return found
 
 
-def test_the_first_recurrences_share_one_budget() -> None:
-    a_job = job(exploration_budget=0.0)
-    history = long_history()[:1]
-    best = 20 * cost_of_epoch(a_job, 32)
-    early = budget_left(a_job, policy.fold(a_job, history), ask(), best_cost_j=best)
-    spent = 0.5 * history[0].energy_j + 0.5 * 250.0 * history[0].time_s
-    default = default_cost(a_job, 20)
-    assert early == pytest.approx(2 * default - spent + 18 * (default - best)), "twenty share it"
+def test_a_greater_budget_leaves_more_and_what_was_spent_leaves_less() -> None:
+    *before, last = history = long_history()
+    dearer = [*before, replace(last, energy_j=last.energy_j + 1_000.0)]
+    assert left(history) - left(dearer) == pytest.approx(500.0), "with eta 0.5, half of what a joule is"
+    assert left(history, budget=0.2) > left(history, budget=0.1) > left(history, budget=0.0)
+
+
+def test_the_first_recurrences_run_ahead_of_their_budget_as_far_as_the_best_arm_makes_up_for_it() -> None:
+    history, default_j = long_history(), default_cost(job(), 20)
+
+    def ahead(recurrences: int) -> float:
+        """Return how much more is left where the best known arm costs a tenth less than the default."""
+        seen = history[:recurrences]
+        return left(seen, budget=0.0, best_cost_j=0.9 * default_j) - left(seen, budget=0.0, best_cost_j=default_j)
+
+    assert ahead(1) > ahead(10) > 0
+    assert ahead(len(history)) == 0, "later ones have what was saved, not what will be"
 
 
 def test_nothing_is_left_to_spend_while_the_default_is_unknown() -> None:

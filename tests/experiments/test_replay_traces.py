@@ -44,8 +44,8 @@ def test_energy_survives_the_round_trip(tmp_path: Path) -> None:
     ran = observation(1, 32, 20, profiled=True)
     write_traces([ran], tmp_path, LABELS)
     trace = read_trace(tmp_path, "flights", "v100", SPEC)
-    costs = trace.expected_costs(replay_job(trace, "zeus"))
-    assert costs[32] == pytest.approx(0.5 * ran.energy_j + 0.5 * 250.0 * ran.time_s)
+    a_job = replay_job(trace, "zeus")
+    assert trace.expected_costs(a_job)[32] == pytest.approx(observed_cost(a_job, ran))
 
 
 def test_each_gpu_gets_its_power_trace(tmp_path: Path) -> None:

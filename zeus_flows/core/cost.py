@@ -83,8 +83,3 @@ def observed_cost(job: Job, observation: Observation) -> float:
         eta=rates.eta,
         max_power_w=rates.max_power_w,
     )
-
-
-def regret(*, cost_j: float, best_cost_j: float) -> float:
-    """Return what a recurrence cost above the best configuration's expected cost, in joules (eq. 9)."""
-    return cost_j - best_cost_j
