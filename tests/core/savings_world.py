@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 from scipy.special import ndtr
@@ -34,6 +34,7 @@ B0 = 64
 LIMITS = (100.0, 125.0, 150.0, 175.0, 200.0, 225.0, 250.0)
 IDLE_W = 40.0
 MAX_EPOCHS = 1_000
+CHECKPOINT = Part(1, 0.5 * IDLE_W, 0.5)
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]  # energy (GPU and host), time, cost
 
@@ -68,6 +69,15 @@ def mean_of_whole(median: float, scatter: float) -> float:
     return 1 + float((1 - ndtr(np.log((k - 0.5) / median) / scatter)).sum())
 
 
+@cache
+def one_evaluation(batch_size: int, limit_w: float) -> Part:
+    """What an evaluation takes: it is busy for a while, which a limit slows down, and waits for a while."""
+    measured = true_profile(batch_size).measurements
+    at, free = measured[LIMITS.index(limit_w)], measured[LIMITS.index(250.0)]
+    busy_s, waiting_s = 3.0 * free.samples_per_s / at.samples_per_s, 1.0
+    return Part(1, busy_s * at.average_power_w + waiting_s * IDLE_W, busy_s + waiting_s)
+
+
 @dataclass(frozen=True)
 class World:
     """What is true of one job."""
@@ -85,6 +95,7 @@ class World:
     host_w: float = 0.0
     eta: float = 0.5
     epochs: dict[int, float] = field(default_factory=dict)
+    best_limits_w: dict[tuple[int, float], float] = field(default_factory=dict, init=False, compare=False)
 
     @classmethod
     def drawn(cls, seed: int) -> World:
@@ -150,11 +161,8 @@ class World:
 
     def parts(self, batch_size: int, limit_w: float, epochs: float) -> Parts:
         """What a run takes beside its steps: a start, and for each epoch an evaluation and a checkpoint."""
-        at, free = self.at(batch_size, limit_w), self.at(batch_size, 250.0)
-        busy_s, waiting_s = 3.0 * free.samples_per_s / at.samples_per_s, 1.0
-        evaluation = Part(1, busy_s * at.average_power_w + waiting_s * IDLE_W, busy_s + waiting_s)
-        rest = Part(1, 0.5 * IDLE_W, 0.5)
-        return Parts(Part(1, 20 * IDLE_W, 20.0), ((limit_w, evaluation.times(epochs)),), rest.times(epochs))
+        evaluation = one_evaluation(batch_size, limit_w)
+        return Parts(Part(1, 20 * IDLE_W, 20.0), ((limit_w, evaluation.times(epochs)),), CHECKPOINT.times(epochs))
 
     def run(self, batch_size: int, limit_w: float, epochs: float, samples: float) -> Part:
         """Return what a run takes, GPU only."""
@@ -193,17 +201,19 @@ class World:
         return self.costs(batch_size, limit_w, self.mean_epochs(batch_size, recurrence), self.samples(recurrence))
 
     def best_w(self, batch_size: int, samples: float) -> float:
-        """Return the limit at which an epoch costs least by what was measured."""
+        """Return the limit at which an epoch costs least by what was measured; found once and kept."""
+        if (batch_size, samples) in self.best_limits_w:
+            return self.best_limits_w[batch_size, samples]
 
         def cost(m: LimitMeasurement) -> tuple[float, float]:
-            beside = self.parts(batch_size, m.power_limit_w, 1)
-            time_s = samples / m.samples_per_s + beside.evaluations.time_s + beside.rest.time_s
-            energy_j = (
-                samples / m.samples_per_s * m.average_power_w + beside.evaluations.energy_j + beside.rest.energy_j
-            )
+            evaluation = one_evaluation(batch_size, m.power_limit_w)
+            time_s = samples / m.samples_per_s + evaluation.time_s + CHECKPOINT.time_s
+            energy_j = samples / m.samples_per_s * m.average_power_w + evaluation.energy_j + CHECKPOINT.energy_j
             return float(self.figures(energy_j, time_s)[2]), -m.power_limit_w
 
-        return min(measured_profile(batch_size, self.seed).measurements, key=cost).power_limit_w
+        found = min(measured_profile(batch_size, self.seed).measurements, key=cost).power_limit_w
+        self.best_limits_w[batch_size, samples] = found
+        return found
 
 
 class Simulated:
@@ -288,6 +298,7 @@ class History:
     account: Account
     eras: list[tuple[list[tuple[Observation, ...]], int | None]]
 
+    @cached_property
     def truth(self) -> dict[str, Vector]:
         """Return the lines and the total as they are, for the recurrences that are compared."""
         world = self.world
@@ -325,12 +336,25 @@ class History:
         lines["learning"] += cheapest - world.expected(b, limit_w, number)
 
 
+class WatchedLedger(MemoryLedger):
+    """Keeps, of each observation, the state before it and after it."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, EnergySource.SIMULATED)
+        self.learnt: list[tuple[Observation, policy.State, policy.State]] = []
+
+    def observed(self, attempt_id: str, observation: Observation) -> None:
+        """Write an attempt's outcome."""
+        before = self.history().state
+        super().observed(attempt_id, observation)
+        self.learnt.append((observation, before, self.history().state))
+
+
 def live(world: World) -> History:
     """Let a world run: real policies, and the fold that production keeps beside them."""
     job = world.job
-    ledger = MemoryLedger(job, EnergySource.SIMULATED)
+    ledger = WatchedLedger(job)
     steps = LocalSteps(job, ledger, Simulated(world))
-    state, told = policy.initial(job), 0
     eras: list[tuple[list[tuple[Observation, ...]], int | None]] = []
     era: list[tuple[Observation, ...]] = []
     pending: list[Observation] = []
@@ -343,9 +367,7 @@ def live(world: World) -> History:
     for _ in range(world.recurrences):
         with suppress(RuntimeError):  # lost the GPU
             run_recurrence(job, steps)
-        for o in ledger.observations()[told:]:
-            told += 1
-            before, state = state, policy.advance(job, state, o)
+        for o, before, state in ledger.learnt:
             if pending and pending[-1].recurrence != o.recurrence:
                 pending = []
             pending.append(o)
@@ -356,6 +378,8 @@ def live(world: World) -> History:
             if o.converged:
                 era.append(tuple(pending))
                 pending = []
+        ledger.learnt.clear()
+    state = ledger.history().state
     eras.append((era, best(state)))
     assert state.account is not None
     return History(world, policy.saved(job, state), state.account, eras)

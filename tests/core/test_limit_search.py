@@ -86,27 +86,33 @@ def fitted(kind: str) -> dict[tuple[str, int, str], Readings]:
     return found
 
 
+def go_down(readings: Readings, known: Readings, aim: Aim) -> Readings:
+    """Return what is known after going down the limits once, as the profiler does."""
+    measured = {m.power_limit_w: m for m in known}
+    for m in readings:
+        if m.power_limit_w not in measured and worth_measuring(
+            m.power_limit_w, tuple(measured.values()), cost_of=aim.cost_of, max_slowdown=aim.max_slowdown
+        ):
+            measured[m.power_limit_w] = m
+    return tuple(measured.values())
+
+
+@functools.lru_cache(maxsize=1)  # asked twice in a row, with different second readings
+def first_search(readings: Readings, aim: Aim) -> tuple[Readings, float | None]:
+    """Return what is measured at first, and which of it is odd."""
+    measured = go_down(readings, (), aim)
+    return measured, odd_limit(measured, cost_of=aim.cost_of)
+
+
 def search(first: Readings, second: Readings, aim: Aim) -> tuple[Readings, int]:
     """Go down the limits as the profiler does; return what is measured in the end and in how many spans."""
-    measured: dict[float, LimitMeasurement] = {}
-
-    def go_down() -> int:
-        spans = 0
-        for m in first:
-            known = tuple(measured.values())
-            if m.power_limit_w not in measured and worth_measuring(
-                m.power_limit_w, known, cost_of=aim.cost_of, max_slowdown=aim.max_slowdown
-            ):
-                measured[m.power_limit_w] = m
-                spans += 1
-        return spans
-
-    spans = go_down()
-    odd_w = odd_limit(tuple(measured.values()), cost_of=aim.cost_of)
-    if odd_w is not None:
-        measured[odd_w] = next(m for m in second if m.power_limit_w == odd_w)
-        spans += 1 + go_down()
-    return tuple(measured.values()), spans
+    measured, odd_w = first_search(first, aim)
+    if odd_w is None:
+        return measured, len(measured)
+    again = {m.power_limit_w: m for m in second}
+    mended = tuple(again[odd_w] if m.power_limit_w == odd_w else m for m in measured)
+    in_the_end = go_down(first, mended, aim)
+    return in_the_end, len(in_the_end) + 1
 
 
 def spans_down_to_the_first_loser(readings: Readings, aim: Aim) -> int:

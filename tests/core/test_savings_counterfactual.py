@@ -28,7 +28,7 @@ def test_every_line_and_the_total_lie_within_their_interval_nine_times_in_ten(hi
     """A line that is exact (nothing to be saved by it, say) does not count as a hit, only as a miss."""
     hits: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
     for history in histories:
-        so_far, truth = history.saved.so_far, history.truth()
+        so_far, truth = history.saved.so_far, history.truth
         assert so_far is not None
         for line in (*so_far.lines, so_far.total):
             for i, figure in enumerate(FIGURES):
@@ -46,7 +46,7 @@ def test_every_line_and_the_total_lie_within_their_interval_nine_times_in_ten(hi
 def test_luck_is_zero_on_average_and_no_line_leans_to_one_side(histories: list[History]) -> None:
     luck, errors = [], defaultdict(list)
     for history in histories:
-        so_far, truth = history.saved.so_far, history.truth()
+        so_far, truth = history.saved.so_far, history.truth
         assert so_far is not None
         whole = so_far.baseline.cost_j
         luck.append(float(truth[LUCK][2]) / whole)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  imported before children are forked, not in each of them
 import psycopg2  # type: ignore[import-untyped]  # noqa: F401
+import pytest
 
 from tests.builders import GPU, JOB, observation
 from zeus_flows import killpoints as points
@@ -23,7 +24,7 @@ from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import StoreUnavailable
 from zeus_flows.job_file import Target
-from zeus_flows.ledger import delivery
+from zeus_flows.ledger import delivery, durable
 from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.open_ledger import open_durable
@@ -79,6 +80,12 @@ class RecordingSteps(LocalSteps):
         super().observe(attempt, observation)
         with self._acknowledged.open("a") as notes:
             notes.write(json.dumps(observation.energy_j) + "\n")
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a ledger wait a moment for an MLflow that is away, not seconds."""
+    monkeypatch.setattr(durable, "Store", lambda uri, **_: Store(uri, patience_s=0.1))
+    monkeypatch.setattr(delivery, "STALL_S", 0.1)
 
 
 @contextmanager

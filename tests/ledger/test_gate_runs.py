@@ -190,6 +190,7 @@ def test_what_was_observed_of_a_recurrence_whose_end_is_lost_makes_its_boundary(
 def test_while_mlflow_is_away_nothing_is_asked_and_the_recurrence_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    brief.impatient(monkeypatch)
     asked = brief.gate_that_finds(0.95)
     monkeypatch.setattr(asked, "check", lambda *_: pytest.fail("it was asked"))
     done = brief.recur("http://127.0.0.1:9", tmp_path, gate=asked)

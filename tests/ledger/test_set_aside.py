@@ -11,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.builders import JOB, decision, observation
+from tests.ledger import brief
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import snapshot
@@ -164,7 +165,10 @@ def test_counting_what_is_set_aside_reads_no_more_after_a_long_history(
     assert cost() <= early <= 6
 
 
-def test_while_mlflow_is_away_nothing_is_known_to_be_under_way_or_set_aside(tmp_path: object) -> None:
+def test_while_mlflow_is_away_nothing_is_known_to_be_under_way_or_set_aside(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief.impatient(monkeypatch)
     ledger = open_durable(
         JOB,
         tracking_uri="http://127.0.0.1:9",

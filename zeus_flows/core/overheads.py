@@ -98,9 +98,9 @@ class Overheads:
 
     def per_epoch(self, limit_w: float, profile: PowerProfile | None = None) -> Part:
         """Return what an epoch takes beside its steps at a power limit: its evaluations, and the rest."""
-        evaluations = self.evaluation_at(limit_w, profile).times(self.evaluations_per_epoch)
+        evaluation, often = self.evaluation_at(limit_w, profile), self.evaluations_per_epoch
         rest = self.rest.each
-        return Part(1, evaluations.energy_j + rest.energy_j, evaluations.time_s + rest.time_s)
+        return Part(1, evaluation.energy_j * often + rest.energy_j, evaluation.time_s * often + rest.time_s)
 
     def _idle_w(self, profile: PowerProfile) -> float:
         """Return what the GPUs draw while they wait: the least that was seen, and a share of the greatest at most."""
@@ -113,6 +113,9 @@ NOTHING = Overheads()
 
 def nearest(profile: PowerProfile, limit_w: float) -> LimitMeasurement:
     """Return the measurement at a power limit, or at the nearest one that was measured."""
+    for m in profile.measurements:  # asked for every limit of every arm: most often it was measured
+        if m.power_limit_w == limit_w:
+            return m
     return min(profile.measurements, key=lambda m: (abs(m.power_limit_w - limit_w), -m.power_limit_w))
 
 
