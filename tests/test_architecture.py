@@ -10,6 +10,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -39,6 +40,17 @@ RECORDS = {"JobFile", "Job", "Observation", "State"}
 Call = tuple[str, str]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return a file, parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def classes_of(path: Path) -> list[ast.ClassDef]:
+    """Return every class of a file."""
+    return [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
+
+
 def functions_of(path: Path) -> Iterator[tuple[str, int]]:
     """Yield every function of a file by its qualified name, with the line it begins in."""
 
@@ -49,7 +61,7 @@ def functions_of(path: Path) -> Iterator[tuple[str, int]]:
             elif isinstance(node, ast.ClassDef):
                 yield from inside(node.body, f"{prefix}{node.name}.")
 
-    yield from inside(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    yield from inside(tree_of(path).body, "")
 
 
 @contextmanager
@@ -136,10 +148,7 @@ def repeated(names: Callable[[Path], list[str]]) -> dict[str, list[str]]:
 
 
 def test_a_class_name_is_used_once() -> None:
-    def classes(module: Path) -> list[str]:
-        return [n.name for n in ast.walk(ast.parse(module.read_text(encoding="utf-8"))) if isinstance(n, ast.ClassDef)]
-
-    assert repeated(classes) == {}
+    assert repeated(lambda module: [node.name for node in classes_of(module)]) == {}
 
 
 def fields_of(node: ast.ClassDef) -> set[str]:
@@ -162,12 +171,7 @@ def fields_of(node: ast.ClassDef) -> set[str]:
 
 
 def test_a_class_has_few_fields_unless_it_is_a_record() -> None:
-    classes = [
-        node
-        for module in MODULES
-        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    ]
+    classes = [node for module in MODULES for node in classes_of(module)]
     assert {node.name for node in classes if len(fields_of(node)) > MOST_FIELDS} == RECORDS
 
 
