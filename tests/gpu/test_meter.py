@@ -115,11 +115,8 @@ def test_without_counters_only_time_is_measured() -> None:
     assert meter.between(start, meter.mark()) == (3.0, 0.0, (), True)
 
 
-readings = st.one_of(
-    st.floats(0, 1e6),
-    st.floats(),
-    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, DeviceError("busy")]),
-)
+ODD: list[float | Exception] = [math.nan, math.inf, -math.inf, -1.0, 0.0, DeviceError("busy")]
+readings = st.one_of(st.floats(0, 1e6), st.floats(), st.sampled_from(ODD))
 
 
 @given(st.lists(readings, min_size=2, max_size=6))
@@ -137,7 +134,7 @@ def a_reading(chance: random.Random) -> float | Exception:
         case 1:
             return float(struct.unpack("<d", chance.randbytes(8))[0])
         case _:
-            return chance.choice([math.nan, math.inf, -math.inf, -1.0, 0.0, DeviceError("busy")])
+            return chance.choice(ODD)
 
 
 @settings(max_examples=10)
