@@ -7,7 +7,7 @@ from typing import Any
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 
 GPU = Gpu(model="Simulated V100", count=1, max_power_w=250.0)
@@ -16,7 +16,11 @@ JOB = Job(name="nightly", batch_sizes=(32, 64, 128), default_batch_size=64, max_
 
 def decision(recurrence: int, attempt: int = 1, batch_size: int = 64, **changes: Any) -> Decision:
     """Return a decision with a reason."""
-    fields: dict[str, Any] = {"reason": Reason("first-run", "because"), "seed": 7, "policy": "thompson"} | changes
+    fields: dict[str, Any] = {
+        "reason": Reason(ReasonKind.FIRST_RUN, "because"),
+        "seed": 7,
+        "policy": "thompson",
+    } | changes
     return Decision(recurrence=recurrence, attempt=attempt, batch_size=batch_size, **fields)
 
 

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
 from tests.processes import fork_server
+from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.open_ledger import open_direct
 
@@ -94,7 +95,7 @@ def test_killed_at(
     assert ledger.open_attempts() == ()
     assert ledger.open_claims() == {}
     assert ledger.verify() == (True, len(read))
-    assert [done.attempts[0][0].decision.reason.kind for done in after].count("in-flight") == 0
+    assert [done.attempts[0][0].decision.reason.kind for done in after].count(ReasonKind.IN_FLIGHT) == 0
     if scenario not in ("fresh", "changed"):
         explored = any(done.attempts[0][0].decision.explores for done in after)
         assert explored or {o.batch_size for o in read} == set(JOB.batch_sizes)

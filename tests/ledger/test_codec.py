@@ -14,7 +14,7 @@ from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
 from zeus_flows.core.job import Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.power_profile import Gpu, Knob, LimitMeasurement, Part, Parts, PowerProfile
-from zeus_flows.core.reasons import ArmBelief, Reason
+from zeus_flows.core.reasons import ArmBelief, ArmStatus, Reason, ReasonKind
 from zeus_flows.core.records import Asked, InFlight, Outcome
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow.record_text import (
@@ -82,8 +82,8 @@ OBSERVATIONS = {
 
 ARMS = (
     ArmBelief(32, 0),
-    ArmBelief(64, 2, 5125.5, 0.12, 4990.25, "known", 0.7, None, 0.05),
-    ArmBelief(128, 0, 9000.0, status="out of reach", gain_j=-12.5),
+    ArmBelief(64, 2, 5125.5, 0.12, 4990.25, ArmStatus.KNOWN, 0.7, None, 0.05),
+    ArmBelief(128, 0, 9000.0, status=ArmStatus.OUT_OF_REACH, gain_j=-12.5),
 )
 PARTS = Parts(Part(1, 120.5, 3.25), ((150.0, Part(4, 80.0, 2.0)), (250.0, Part(1, 30.0, 0.5))), Part(5, 10.0, 1.0))
 ASKED = Asked(
@@ -108,7 +108,7 @@ _parts = st.builds(Part, st.integers(0, 50), _6, _6)
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: type(cut).__name__)
 def test_a_decision_comes_back_as_it_was_and_is_written_as_it_was(cut: Cut) -> None:
-    reason = Reason("explore", "128 may be cheaper", ARMS, {"budget_j": 1200.0, "horizon": float("inf")})
+    reason = Reason(ReasonKind.EXPLORE, "128 may be cheaper", ARMS, {"budget_j": 1200.0, "horizon": float("inf")})
     written = decision(5, 2, 128, reason=reason, cut=cut, explores=True, tune_power=False, control=True)
     written = replace(written, mode=Mode.FULL, power_limit_w=150.0, asked=ASKED)
     text = dump_decision(written)
@@ -321,8 +321,8 @@ def test_a_profile_that_cannot_fit_is_left_out_and_the_record_says_so() -> None:
 
 
 def test_a_decision_about_many_arms_fits() -> None:
-    arms = tuple(ArmBelief(b, 3, 1234.567, 0.12, 1200.3, "known", 0.01, -5.5, 0.03) for b in range(1, 400))
-    written = decision(1, reason=Reason("explore", "because " * 2000, arms, {str(i): 1.5 for i in range(900)}))
+    arms = tuple(ArmBelief(b, 3, 1234.567, 0.12, 1200.3, ArmStatus.KNOWN, 0.01, -5.5, 0.03) for b in range(1, 400))
+    written = decision(1, reason=Reason(ReasonKind.EXPLORE, "because " * 2000, arms, {str(i): 1.5 for i in range(900)}))
     written = replace(written, asked=ASKED)
     text = dump_decision(written)
     read = load_decision(text)

@@ -17,7 +17,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy import State
-from zeus_flows.core.reasons import ArmBelief
+from zeus_flows.core.reasons import ArmBelief, ArmStatus
 from zeus_flows.core.records import Ask, Observation
 from zeus_flows.core.surprise import ENOUGH, GREAT_SURPRISE, SURPRISE_IN_A_ROW, surprise
 
@@ -102,10 +102,10 @@ def beliefs(job: Job, state: State) -> tuple[ArmBelief, ...]:
 def best_arm(arms: Iterable[ArmBelief]) -> int | None:
     """Return the arm that is thought cheapest among those that have reached the target.
 
-    >>> best_arm([ArmBelief(32, 1, 900.0, status="known"), ArmBelief(64, 2, 800.0, status="known")])
+    >>> best_arm([ArmBelief(b, 1, cost, status=ArmStatus.KNOWN) for b, cost in ((32, 900.0), (64, 800.0))])
     64
     """
-    known = [a for a in arms if a.status == "known" and a.expected_cost_j is not None]
+    known = [a for a in arms if a.status is ArmStatus.KNOWN and a.expected_cost_j is not None]
     return min(known, key=lambda a: (a.expected_cost_j or math.inf, a.batch_size)).batch_size if known else None
 
 

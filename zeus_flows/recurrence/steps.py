@@ -14,7 +14,7 @@ from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
@@ -192,7 +192,7 @@ def stand_in(job: Job, decision: Decision) -> Decision:
     return replace(
         decision,
         batch_size=job.default_batch_size,
-        reason=Reason("degraded", text),
+        reason=Reason(ReasonKind.DEGRADED, text),
         cut=NoCut(),
         explores=False,
         degraded=True,

@@ -11,10 +11,11 @@ __all__ = ["cost_text", "describe_arm", "joules", "seconds"]
 def describe_arm(arm: ArmBelief) -> str:
     """Return what is known of an arm in a few words.
 
-    >>> describe_arm(ArmBelief(64, runs=3, expected_cost_j=10.0, spread=0.2, status="known"))
+    >>> from zeus_flows.core.reasons import ArmStatus
+    >>> describe_arm(ArmBelief(64, runs=3, expected_cost_j=10.0, spread=0.2, status=ArmStatus.KNOWN))
     'known, 3 runs, ± 20 %'
     """
-    parts = [arm.status]
+    parts: list[str] = [arm.status]
     if arm.runs:
         parts.append(f"{arm.runs} run{'s' if arm.runs > 1 else ''}")
     if arm.stopped:

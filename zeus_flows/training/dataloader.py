@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from torch.utils.data import DataLoader, Dataset
 
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import ConfigError, NoDevice, TrainingError
 from zeus_flows.gpu.address import ZeusdAddress
@@ -121,7 +121,12 @@ class ZeusDataLoader(DataLoader[T]):
             return
         with gpus:
             decision = Decision(
-                1, 1, self._job_file.default_batch_size, Reason("alone", "no job decided"), seed=0, policy="power"
+                1,
+                1,
+                self._job_file.default_batch_size,
+                Reason(ReasonKind.ALONE, "no job decided"),
+                seed=0,
+                policy="power",
             )
             session = self._session = Session(
                 self._job_file, self._job_file.core(gpus.energy_source), decision, gpus, least_span_s=least_span_s(gpus)

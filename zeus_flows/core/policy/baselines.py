@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Default:
     def choose(self, job: Job, belief: NoBelief, view: View) -> Choice:
         """Return the default batch size."""
         text = f"this policy always runs the default batch size {view.default}, at the power limit the GPU has"
-        return Choice(view.default, Reason("baseline", text), tune_power=False)
+        return Choice(view.default, Reason(ReasonKind.BASELINE, text), tune_power=False)
 
 
 class Power(Default):
@@ -39,7 +39,7 @@ class Power(Default):
     def choose(self, job: Job, belief: NoBelief, view: View) -> Choice:
         """Return the default batch size, its power limit to be tuned."""
         text = f"this policy always runs the default batch size {view.default}, at its best power limit"
-        return Choice(view.default, Reason("baseline", text))
+        return Choice(view.default, Reason(ReasonKind.BASELINE, text))
 
 
 _: tuple[Policy[NoBelief], Policy[NoBelief]] = (Default(), Power())

@@ -19,6 +19,7 @@ from zeus_flows.core.policy.base import Choice
 from zeus_flows.core.policy.state import ArmCost, State
 from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
 from zeus_flows.core.power_profile import Gpu, Part
+from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Ask
 from zeus_flows.core.text import cost_text
 
@@ -187,4 +188,4 @@ def _cost(choice: Choice, deviations: float) -> float | None:
 
 def _held_back(safe: Choice, wished: Choice, why: str) -> Choice:
     text = f"{safe.reason.text}; batch size {wished.batch_size} is not tried: {why}"
-    return replace(safe, reason=replace(safe.reason, kind="held-back", text=text))
+    return replace(safe, reason=replace(safe.reason, kind=ReasonKind.HELD_BACK, text=text))

@@ -22,7 +22,7 @@ from zeus_flows.core.policy.base import Choice, View
 from zeus_flows.core.policy.costs import arm_costs
 from zeus_flows.core.policy.registry import policy_of, settings_of
 from zeus_flows.core.policy.state import State, believable, changed, count, lesson, measured
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Asked, Decision, Gap, Observation, decision_seed
 
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
@@ -150,15 +150,15 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
         default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
     if is_control(job, ask.recurrence) and ask.attempt == 1 and default == job.default_batch_size:
         text = f"one recurrence in {job.control} is a control: the default batch size {default}, at the limit there is"
-        return Choice(default, Reason("control", text), tune_power=False, control=True)
+        return Choice(default, Reason(ReasonKind.CONTROL, text), tune_power=False, control=True)
     if job.mode is not Mode.FULL:
         fits = "" if default == job.default_batch_size else f", as {job.default_batch_size} does not fit"
         text = f"the job's mode is {job.mode}: the batch size stays {default}{fits}"
-        return Choice(default, Reason("mode", text))
+        return Choice(default, Reason(ReasonKind.MODE, text))
     if len(arms) == 1:
         text = f"{default} is the only batch size that can run"
         choice = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
-        reason = Reason("only-arm", text, arms=choice.reason.arms)
+        reason = Reason(ReasonKind.ONLY_ARM, text, arms=choice.reason.arms)
         return replace(choice, batch_size=default, reason=reason, cut=NoCut(), explores=False)
     choice = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
     if not choice.explores:
@@ -174,7 +174,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
             f"recurrence {other.recurrence} is trying batch size {other.batch_size}; meanwhile {safe.batch_size}, "
             f"the best known, runs"
         )
-        return replace(safe, reason=replace(safe.reason, kind="in-flight", text=text), explores=False)
+        return replace(safe, reason=replace(safe.reason, kind=ReasonKind.IN_FLIGHT, text=text), explores=False)
     return bounds.bounded(job, state, ask, choice, safe)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.text import cost_text
 
 
@@ -66,16 +66,16 @@ class Grid:
                     if ((b, limit) in tried) if limit is not None else (b in seen):
                         continue
                     text = f"batch size {b}{f' at {limit:.0f} W' if limit else ''} is next in the grid"
-                    kind = "explore" if known else "first-run"
+                    kind = ReasonKind.EXPLORE if known else ReasonKind.FIRST_RUN
                     return Choice(b, Reason(kind, text), explores=bool(known), power_limit_w=limit)
         if not known:
             text = f"nothing in the grid has reached the target; the default batch size {view.default} stands in"
-            return Choice(view.default, Reason("first-run", text))
+            return Choice(view.default, Reason(ReasonKind.FIRST_RUN, text))
         best = min(known, key=lambda c: (c.costs.mean, c.batch_size))
         text = f"the grid's cheapest is batch size {best.batch_size} at {cost_text(job, best.costs.mean)} a run"
         numbers = {"best_cost_j": best.costs.mean}
         fixed = best.power_limit_w if view.ask.power_limits_w else None
-        return Choice(best.batch_size, Reason("exploit", text, numbers=numbers), power_limit_w=fixed)
+        return Choice(best.batch_size, Reason(ReasonKind.EXPLOIT, text, numbers=numbers), power_limit_w=fixed)
 
 
 _: Policy[GridBelief] = Grid()

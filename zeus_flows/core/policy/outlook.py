@@ -14,7 +14,7 @@ from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
 from zeus_flows.core.job import Job
 from zeus_flows.core.lazy import lazy
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, RunCost, View, from_log
-from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
+from zeus_flows.core.reasons import ArmBelief, ArmStatus, Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
 
 HORIZON = 10.0  # recurrences over which a better arm would pay, at least ...
@@ -228,18 +228,24 @@ class Outlook:
             )
         )
 
-    def _statuses(self) -> list[str]:
+    def _statuses(self) -> list[ArmStatus]:
         tried = zip(self.feasible, self.belief.dead, self.belief.runs, strict=True)
         statuses = [
-            "infeasible" if not fits else "dead" if dead else "known" if runs else "out of reach"
+            ArmStatus.INFEASIBLE
+            if not fits
+            else ArmStatus.DEAD
+            if dead
+            else ArmStatus.KNOWN
+            if runs
+            else ArmStatus.OUT_OF_REACH
             for fits, dead, runs in tried
         ]
         for arm in self.candidates:
-            if statuses[arm] == "out of reach":
-                statuses[arm] = "untried"
+            if statuses[arm] == ArmStatus.OUT_OF_REACH:
+                statuses[arm] = ArmStatus.UNTRIED
         for arm, times_stopped in enumerate(self.belief.stopped):
-            if times_stopped and statuses[arm] in ("untried", "out of reach"):
-                statuses[arm] = "stopped"
+            if times_stopped and statuses[arm] in (ArmStatus.UNTRIED, ArmStatus.OUT_OF_REACH):
+                statuses[arm] = ArmStatus.STOPPED
         return statuses
 
 
@@ -252,9 +258,11 @@ def without_incumbent(outlook: Outlook) -> Choice:
     arm = min(alive, key=lambda b: (b in stopped and b in view.ask.tried, abs(math.log2(b / view.default)), b))
     if not dead and not stopped:
         text = first_run(outlook.job, arm)
-        return Choice(arm, Reason("first-run", text))
+        return Choice(arm, Reason(ReasonKind.FIRST_RUN, text))
     text = f"no batch size has reached the target yet; {arm} is the nearest to the default that may still"
-    return Choice(arm, Reason("first-run", text, numbers={"failed": float(len(dead | stopped))}), explores=True)
+    return Choice(
+        arm, Reason(ReasonKind.FIRST_RUN, text, numbers={"failed": float(len(dead | stopped))}), explores=True
+    )
 
 
 def first_run(job: Job, arm: int) -> str:
@@ -274,14 +282,17 @@ def without_exploring(outlook: Outlook) -> Choice | None:
         return without_incumbent(outlook)
     if outlook.view.ask.attempt - 1 > EXPLORING_RETRIES:
         return exploit(
-            outlook, uncut=True, kind="retry", why="; it runs without an early stop, so that this recurrence ends"
+            outlook,
+            uncut=True,
+            kind=ReasonKind.RETRY,
+            why="; it runs without an early stop, so that this recurrence ends",
         )
     if not outlook.view.may_explore:
         return exploit(outlook, uncut=False)
     return None
 
 
-def exploit(outlook: Outlook, *, uncut: bool, kind: str = "exploit", why: str = "") -> Choice:
+def exploit(outlook: Outlook, *, uncut: bool, kind: ReasonKind = ReasonKind.EXPLOIT, why: str = "") -> Choice:
     """Choose the incumbent."""
     assert outlook.incumbent is not None
     best = outlook.incumbent
@@ -328,7 +339,7 @@ def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
         gains = {a: best_j - j for a, j in zip(arms, expected.tolist(), strict=True)}
         return text, outlook.arms(gains=gains)
 
-    kind = "retry" if outlook.view.ask.attempt > 1 else "explore"
+    kind = ReasonKind.RETRY if outlook.view.ask.attempt > 1 else ReasonKind.EXPLORE
     return Choice(
         batch_size,
         Reason.later(kind, tell, {**numbers(outlook), "gain_j": gain_j}),

@@ -11,7 +11,7 @@ from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy import outlook as shared_belief
 from zeus_flows.core.policy.base import Choice, Policy, View, from_log
-from zeus_flows.core.reasons import Explanation, Reason
+from zeus_flows.core.reasons import Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
 
 TEMPER = 0.5  # draws deviate by this share of the belief's standard deviation
@@ -38,7 +38,7 @@ class Thompson(shared_belief.OnSharedBelief):
         arm = min(contenders, key=logs.__getitem__)
         batch_size, runs = job.batch_sizes[arm], belief.runs[arm]
         drawn_j, best_j = from_log(logs[arm]), from_log(logs[best])
-        kind = "exploit" if arm == best else "retry" if view.ask.attempt > 1 else "explore"
+        kind = ReasonKind.EXPLOIT if arm == best else ReasonKind.RETRY if view.ask.attempt > 1 else ReasonKind.EXPLORE
 
         def tell() -> Explanation:
             if arm == best:

@@ -17,7 +17,7 @@ from zeus_flows.core.exploration import ROUNDS, next_in_round
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, RunCost, View
 from zeus_flows.core.policy.outlook import first_run
-from zeus_flows.core.reasons import ArmBelief, Explanation, Reason
+from zeus_flows.core.reasons import ArmBelief, ArmStatus, Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
 
 
@@ -75,13 +75,15 @@ class Zeus:
         """Return the next arm of the pruning rounds, or the one whose drawn cost is least."""
         look = _Look(job, belief, view)
         if not belief.arms:
-            return Choice(view.default, Reason("first-run", first_run(job, view.default)))
+            return Choice(view.default, Reason(ReasonKind.FIRST_RUN, first_run(job, view.default)))
         if look.best is None:
             return look.without_best()
         if view.ask.attempt >= max(job.max_attempts, 2):
-            return look.run_best("retry", "; it runs without an early stop, so that this recurrence ends", uncut=True)
+            return look.run_best(
+                ReasonKind.RETRY, "; it runs without an early stop, so that this recurrence ends", uncut=True
+            )
         if not view.may_explore:
-            return look.run_best("exploit", "")
+            return look.run_best(ReasonKind.EXPLOIT, "")
         return look.prune() or look.sample()
 
 
@@ -122,9 +124,9 @@ class _Look:
         default = self.view.default
         arm = min(self.view.arms, key=lambda b: (self.runs(b).epochs.count, abs(math.log2(b / default)), b))
         text = f"no batch size has reached the target yet; {arm} has failed least, nearest to the default"
-        return Choice(arm, Reason("first-run", text, arms=self.arms()), explores=True)
+        return Choice(arm, Reason(ReasonKind.FIRST_RUN, text, arms=self.arms()), explores=True)
 
-    def run_best(self, kind: str, why: str, *, uncut: bool = False) -> Choice:
+    def run_best(self, kind: ReasonKind, why: str, *, uncut: bool = False) -> Choice:
         assert self.best is not None
         best, cost, runs = self.best, self.expected_j(self.best), self.runs(self.best).epochs.count
 
@@ -168,7 +170,7 @@ class _Look:
 
         return Choice(
             arm,
-            Reason.later("pruning", tell, {"round": float(number), "best_cost_j": best_j}),
+            Reason.later(ReasonKind.PRUNING, tell, {"round": float(number), "best_cost_j": best_j}),
             cut=self.cut(),
             explores=arm != self.best,
             run_cost=lambda: self.run_cost(arm),
@@ -192,7 +194,13 @@ class _Look:
                 )
             return f"{text}{times(runs)} so far", self.arms(draws)
 
-        kind = "exploit" if arm == self.best else "retry" if self.view.ask.attempt > 1 else "explore"
+        kind = (
+            ReasonKind.EXPLOIT
+            if arm == self.best
+            else ReasonKind.RETRY
+            if self.view.ask.attempt > 1
+            else ReasonKind.EXPLORE
+        )
         return Choice(
             arm,
             Reason.later(kind, tell, {"drawn_cost_j": draws[arm], "best_cost_j": best_j}),
@@ -222,15 +230,15 @@ class _Look:
     def _arm(self, arm: int, drawn: float | None) -> ArmBelief:
         runs = self.runs(arm)
         if arm not in self.view.arms:
-            return ArmBelief(arm, runs.converged, status="infeasible")
+            return ArmBelief(arm, runs.converged, status=ArmStatus.INFEASIBLE)
         if arm not in self.converged:
             stopped = self.count(arm)
-            status = "pruned" if stopped >= ROUNDS else "stopped" if stopped else "untried"
+            status = ArmStatus.PRUNED if stopped >= ROUNDS else ArmStatus.STOPPED if stopped else ArmStatus.UNTRIED
             return ArmBelief(arm, 0, status=status, stopped=stopped)
         cost, stopped = self._known_cost(arm), self.count(arm) - runs.converged
         spread = cost.spread if cost.expected_j > 0 else None
         return ArmBelief(
-            arm, runs.converged, cost.expected_j, spread, drawn, "known", noise=cost.noise, stopped=stopped
+            arm, runs.converged, cost.expected_j, spread, drawn, ArmStatus.KNOWN, noise=cost.noise, stopped=stopped
         )
 
 

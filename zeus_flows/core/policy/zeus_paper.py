@@ -18,7 +18,7 @@ from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.exploration import PublishedPruning
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, View
-from zeus_flows.core.reasons import Explanation, Reason
+from zeus_flows.core.reasons import Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
 
 REFUSED = 100.0  # a run that may not train a single epoch counts as this many times the threshold
@@ -70,22 +70,24 @@ class ZeusPaper:
         cut: Cut = NoCut() if belief.least_cost is None else CostCut(job.beta * belief.least_cost)
         if not view.may_explore:
             best = belief.best if belief.best in view.arms else view.default
-            return Choice(best or view.default, Reason("exploit", f"batch size {best} is the best known"), cut=cut)
+            return Choice(
+                best or view.default, Reason(ReasonKind.EXPLOIT, f"batch size {best} is the best known"), cut=cut
+            )
         expecting = belief.pruning.expecting
         if expecting in view.arms and expecting is not None:
             number = belief.pruning.round_number
-            kind = "pruning" if belief.costs else "first-run"
+            kind = ReasonKind.PRUNING if belief.costs else ReasonKind.FIRST_RUN
             text = f"batch size {expecting} is next in pruning round {number} of 2"
             return Choice(expecting, Reason(kind, text), cut=cut, explores=bool(belief.costs))
         arms = [b for b in belief.pruning.arms if b in view.arms]
         if not arms:
             text = f"every batch size was pruned, where the published package raises; {view.default} stands in"
-            return Choice(view.default, Reason("first-run", text))
+            return Choice(view.default, Reason(ReasonKind.FIRST_RUN, text))
         # The published bandit shuffles its arms before every draw; the same calls keep its stream of numbers.
         rng = view.rng
         for arm in rng.choice(arms, len(arms), replace=False).tolist():
             if arm not in belief.costs or belief.costs[arm].count < ENOUGH:
-                return Choice(arm, Reason("explore", f"batch size {arm} has less than two runs"), cut=cut)
+                return Choice(arm, Reason(ReasonKind.EXPLORE, f"batch size {arm} has less than two runs"), cut=cut)
         draws = {b: _draw(belief.costs[b], job.prior, rng) for b in arms}
         arm = min(draws, key=draws.__getitem__)
         drawn_j, runs = draws[arm], belief.costs[arm].count
@@ -93,7 +95,7 @@ class ZeusPaper:
         def tell() -> Explanation:
             return f"batch size {arm} drew the least cost ({cost_text(job, drawn_j)}); {times(runs)} so far", ()
 
-        return Choice(arm, Reason.later("sampled", tell, {"drawn_cost_j": drawn_j}), cut=cut)
+        return Choice(arm, Reason.later(ReasonKind.SAMPLED, tell, {"drawn_cost_j": drawn_j}), cut=cut)
 
 
 def _draw(costs: Runs, prior: tuple[float, float] | None, rng: np.random.Generator) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, Observation, decision_seed
 from zeus_flows.errors import StoreError
 from zeus_flows.experiments.capriccio.curves import Curves, open_curves
@@ -91,7 +91,7 @@ class SliceSteps(LocalSteps):
             recurrence=recurrence,
             attempt=number,
             batch_size=written.batch_size,
-            reason=Reason("written", "an earlier process made this attempt"),
+            reason=Reason(ReasonKind.WRITTEN, "an earlier process made this attempt"),
             seed=decision_seed(self.job.seed, recurrence, number),
             policy=self.job.policy,
         )

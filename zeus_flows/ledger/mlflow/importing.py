@@ -9,7 +9,7 @@ from mlflow.entities import Run
 
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
-from zeus_flows.core.reasons import Reason
+from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.errors import ConfigError, StoreError
 from zeus_flows.job_file import Target
@@ -168,7 +168,7 @@ def _record(job: Job, ledger: MlflowLedger, observation: Observation, *, source:
         recurrence=number,
         attempt=1,
         batch_size=observation.batch_size,
-        reason=Reason("imported", "this run was there before the job was"),
+        reason=Reason(ReasonKind.IMPORTED, "this run was there before the job was"),
         seed=0,
         policy=job.policy,
     )
