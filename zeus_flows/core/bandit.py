@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import erfcx
 
 RELATIVE_NOISE = 0.1  # what one run's cost is expected to vary by before anything was seen
-LEAST_NOISE = 0.02  # the same for draws: just enough that two equal costs make no arm certain
+LEAST_NOISE = 0.01  # the same for draws: just enough that two equal costs make no arm certain
 NOISE_WEIGHT = 2.0  # how many runs either expectation is worth
 FAR = 30.0  # deviations; a run that was stopped so far below the mean says nothing, one so far above it is a whole run
 
