@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeus_flows.core.exploration import ROUNDS, PublishedPruning, Step, Tally, next_to_explore, survivors
+from zeus_flows.core.exploration import ROUNDS, PublishedPruning, Step, Tries, next_to_explore, survivors
 
 ARMS = (8, 16, 32, 64, 128)
 COSTS = {8: 5.0, 16: 4.0, 32: 3.0, 64: 2.0, 128: 1.0}
@@ -17,16 +17,16 @@ class Exploration:
         self.fails, self.start = fails, start
         self.runs: list[int] = []
 
-    def tally(self, arm: int) -> Tally:
+    def tries(self, arm: int) -> Tries:
         numbers = range(1, self.runs.count(arm) + 1)
         failed = sum(n in self.fails.get(arm, set()) for n in numbers)
-        return Tally(len(numbers) - failed, failed)
+        return Tries(len(numbers) - failed, failed)
 
     @property
     def step(self) -> Step | None:
-        reached = [b for b in ARMS if self.tally(b).reached]
+        reached = [b for b in ARMS if self.tries(b).reached]
         cheapest = min(reached, key=COSTS.__getitem__, default=self.start)
-        return next_to_explore(ARMS, default=self.start, cheapest=cheapest, tally=self.tally)
+        return next_to_explore(ARMS, default=self.start, cheapest=cheapest, tries=self.tries)
 
     def go_on(self, most: int = 100) -> list[int]:
         while len(self.runs) < most and (step := self.step) is not None:
@@ -50,9 +50,9 @@ def test_an_arm_that_failed_is_not_asked_for_again(fails: dict[int, set[int]], s
     exploration = Exploration(fails, start)
     exploration.go_on()
     for arm in ARMS:
-        tally = exploration.tally(arm)
-        assert tally.failed <= 1
-        assert not tally.failed or tally.reached < ROUNDS
+        tries = exploration.tries(arm)
+        assert tries.failed <= 1
+        assert not tries.failed or tries.reached < ROUNDS
 
 
 def test_a_round_goes_down_until_a_failure_then_up_and_the_second_begins_at_the_cheapest() -> None:
@@ -63,7 +63,7 @@ def test_a_round_goes_down_until_a_failure_then_up_and_the_second_begins_at_the_
 def test_a_failure_in_the_second_round_drops_an_arm_and_those_beyond_it() -> None:
     exploration = Exploration({32: {2}}, 64)
     assert exploration.go_on() == [64, 32, 16, 8, 128, 128, 64, 32]
-    assert survivors(ARMS, exploration.tally) == [64, 128]
+    assert survivors(ARMS, exploration.tries) == [64, 128]
 
 
 def test_arms_below_a_default_that_failed_are_tried_all_the_same() -> None:
@@ -71,14 +71,14 @@ def test_arms_below_a_default_that_failed_are_tried_all_the_same() -> None:
 
 
 def test_where_every_arm_failed_once_those_that_ever_reached_the_target_are_left() -> None:
-    tallies = {32: Tally(1, 1), 64: Tally(0, 1)}
-    assert survivors(ARMS, lambda b: tallies.get(b, Tally())) == [32]
+    seen = {32: Tries(1, 1), 64: Tries(0, 1)}
+    assert survivors(ARMS, lambda b: seen.get(b, Tries())) == [32]
 
 
 def test_a_failure_after_both_rounds_drops_nothing() -> None:
-    tallies = dict.fromkeys(ARMS, Tally(2, 1))
-    assert next_to_explore(ARMS, default=32, cheapest=64, tally=tallies.__getitem__) is None
-    assert survivors(ARMS, tallies.__getitem__) == list(ARMS)
+    seen = dict.fromkeys(ARMS, Tries(2, 1))
+    assert next_to_explore(ARMS, default=32, cheapest=64, tries=seen.__getitem__) is None
+    assert survivors(ARMS, seen.__getitem__) == list(ARMS)
 
 
 def published(outcomes: dict[int, list[tuple[float, bool]]], start: int) -> tuple[list[int], tuple[int, ...]]:

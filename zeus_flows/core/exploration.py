@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROUNDS = 2
 
 
-class Tally(NamedTuple):
+class Tries(NamedTuple):
     """How often an arm reached the target, and how often it did not."""
 
     reached: int = 0
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     arm: int
 
 
-def next_to_explore(arms: Sequence[int], *, default: int, cheapest: int, tally: Callable[[int], Tally]) -> Step | None:
+def next_to_explore(arms: Sequence[int], *, default: int, cheapest: int, tries: Callable[[int], Tries]) -> Step | None:
     """Return the next step of Algorithm 3's two rounds (lines 2 to 9), or None when both are over.
 
     The first round begins at b0, the second at the arm with the least cost observed (line 7), with what reached the
@@ -39,27 +39,27 @@ def next_to_explore(arms: Sequence[int], *, default: int, cheapest: int, tally: 
         arms: Batch sizes, ascending.
         default: b0.
         cheapest: The arm with the least cost observed.
-        tally: What became of an arm's runs.
+        tries: What became of an arm's runs.
 
-    >>> seen = {64: Tally(reached=1), 32: Tally(failed=1)}
-    >>> next_to_explore([16, 32, 64, 128], default=64, cheapest=64, tally=lambda b: seen.get(b, Tally()))
+    >>> seen = {64: Tries(reached=1), 32: Tries(failed=1)}
+    >>> next_to_explore([16, 32, 64, 128], default=64, cheapest=64, tries=lambda b: seen.get(b, Tries()))
     Step(round_number=1, arm=128)
     """
     for number in range(1, ROUNDS + 1):
         start = default if number == 1 else cheapest
-        kept = arms if number == 1 else [b for b in arms if tally(b).reached]
-        arm = _next_in_round(kept, start=start, number=number, tally=tally) if start in kept else None
+        kept = arms if number == 1 else [b for b in arms if tries(b).reached]
+        arm = _next_in_round(kept, start=start, number=number, tries=tries) if start in kept else None
         if arm is not None:
             return Step(number, arm)
     return None
 
 
-def _next_in_round(arms: Sequence[int], *, start: int, number: int, tally: Callable[[int], Tally]) -> int | None:
-    if sum(tally(start)) < number:
+def _next_in_round(arms: Sequence[int], *, start: int, number: int, tries: Callable[[int], Tries]) -> int | None:
+    if sum(tries(start)) < number:
         return start
     for direction in ([b for b in reversed(arms) if b < start], [b for b in arms if b > start]):
         for arm in direction:
-            seen = tally(arm)
+            seen = tries(arm)
             if sum(seen) < number:
                 return arm
             if seen.reached < number:
@@ -67,15 +67,15 @@ def _next_in_round(arms: Sequence[int], *, start: int, number: int, tally: Calla
     return None
 
 
-def survivors(arms: Iterable[int], tally: Callable[[int], Tally]) -> list[int]:
+def survivors(arms: Iterable[int], tries: Callable[[int], Tries]) -> list[int]:
     """Return the arms that reached the target in both rounds (line 6); those that ever did, where none is left.
 
-    >>> seen = {32: Tally(1, 1), 64: Tally(2), 128: Tally(5, 1)}
-    >>> survivors([16, 32, 64, 128], lambda b: seen.get(b, Tally()))
+    >>> seen = {32: Tries(1, 1), 64: Tries(2), 128: Tries(5, 1)}
+    >>> survivors([16, 32, 64, 128], lambda b: seen.get(b, Tries()))
     [64, 128]
     """
-    ever = [b for b in arms if tally(b).reached]
-    return [b for b in ever if tally(b).reached >= ROUNDS] or ever
+    ever = [b for b in arms if tries(b).reached]
+    return [b for b in ever if tries(b).reached >= ROUNDS] or ever
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from zeus_flows.core.bandit import LEAST_NOISE, Belief, Runs, learnt_variance, observe, predict, with_stopped
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
-from zeus_flows.core.exploration import Step, Tally, next_to_explore, survivors
+from zeus_flows.core.exploration import Step, Tries, next_to_explore, survivors
 from zeus_flows.core.job import Job, WindowOf
 from zeus_flows.core.policy.base import Choice, Lesson, Policy, RunCost, View
 from zeus_flows.core.policy.outlook import first_run
@@ -43,9 +43,9 @@ class ArmRuns:
     failed: int = 0
 
     @property
-    def tally(self) -> Tally:
+    def tries(self) -> Tries:
         """What pruning looks at."""
-        return Tally(self.reached, self.failed)
+        return Tries(self.reached, self.failed)
 
     def add(self, epochs: int, *, converged: bool, window: int | None) -> ArmRuns:
         """Return the runs with one more; under a window only the arm's newest count."""
@@ -121,20 +121,20 @@ class _Look:
             b: _epochs(r) for b in view.arms if (r := belief.arms.get(b)) and r.epochs.count and b in self.costs
         }
         self.step = self._pruning_step() if self.epochs else None
-        kept = self.epochs if self.step else survivors(view.arms, self.tally)
+        kept = self.epochs if self.step else survivors(view.arms, self.tries)
         self.arms = [b for b in kept if b in self.epochs] or list(self.epochs)
         self.forgotten = [b for b in kept if not sum(self.counts(b))] if job.window else []
         self.best = min(self.arms, key=self.expected_j, default=None)
 
     def _pruning_step(self) -> Step | None:
         cheapest = min(self.epochs, key=lambda b: self.run_j(b, self.runs(b).least or 0))
-        return next_to_explore(self.view.arms, default=self.view.default, cheapest=cheapest, tally=self.tally)
+        return next_to_explore(self.view.arms, default=self.view.default, cheapest=cheapest, tries=self.tries)
 
     def runs(self, arm: int) -> ArmRuns:
         return self.belief.arms.get(arm, _NO_RUNS)
 
-    def tally(self, arm: int) -> Tally:
-        return self.runs(arm).tally
+    def tries(self, arm: int) -> Tries:
+        return self.runs(arm).tries
 
     def counts(self, arm: int) -> tuple[int, int]:
         """Return how many runs that count reached the target, and how many did not."""
