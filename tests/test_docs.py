@@ -33,7 +33,7 @@ def test_the_template_explains_every_key_of_a_job_file() -> None:
     text = (ROOT / "zeus_flows/templates/job.yaml").read_text(encoding="utf-8")
     uncommented = "\n".join(re.sub(r"^# ?(?=\w+:|  \w+:)", "", line) for line in text.splitlines())
     keys = set(yaml.safe_load("\n".join(line for line in uncommented.splitlines() if not line.startswith("#"))))
-    assert keys >= set(JobFile.model_fields) - {"prior"}
+    assert keys >= set(JobFile.model_fields)
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:

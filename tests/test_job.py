@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeus_flows.core.job import Mode
+from zeus_flows.core.job import Mode, WindowOf
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import LearningRate, Target, load_job, parse_job
 
@@ -35,6 +35,12 @@ def test_a_small_file_is_enough_and_the_rest_has_defaults() -> None:
     assert job.batch_sizes == [32, 64, 128]
     assert (job.policy, job.mode, job.eta, job.device) == ("thompson", Mode.FULL, 0.5, "auto")
     assert job.core().default_batch_size == 64
+
+
+def test_a_window_is_of_each_batch_size_unless_the_file_says_of_the_job() -> None:
+    assert parse_job(GOOD + "window: 10\n").core().window_of is WindowOf.ARM
+    assert parse_job(GOOD + "window: 10\nwindow_of: job\n").core().window_of is WindowOf.JOB
+    assert "job.yaml:11: window_of" in problem(GOOD + "window_of: batch\n")
 
 
 @pytest.mark.parametrize("path", ["zeus_flows/templates/job.yaml", "deployments/jobs/flights.yaml"])

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from zeus_flows.core.job import Drift, Job, Mode, Selector
+from zeus_flows.core.job import Drift, Job, Mode, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
@@ -125,6 +125,7 @@ class JobFile(Section):
     eta: float = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=2.0, gt=1)
     window: int | None = Field(default=None, ge=2)
+    window_of: WindowOf = WindowOf.ARM
     drift: Drift = Drift.RESET
     policy: str = "thompson"
     translate_gpus: bool = True
@@ -243,6 +244,7 @@ class JobFile(Section):
             eta=self.eta,
             beta=self.beta,
             window=self.window,
+            window_of=self.window_of,
             policy=self.policy,
             selector=self.power_limit.choose_by,
             slowdown=self.power_limit.slowdown,

@@ -30,7 +30,7 @@ from tests.core.builders import (
 )
 from zeus_flows.core import policy
 from zeus_flows.core.early_stop import NoCut, epochs_allowed
-from zeus_flows.core.job import Drift, Mode
+from zeus_flows.core.job import Drift, Mode, WindowOf
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
@@ -61,7 +61,8 @@ def test_no_history_makes_a_policy_raise(
     name: str, history: list[Observation], seed: int, attempt: int, gpu: Gpu | None
 ) -> None:
     bounds = {"exploration_budget": 0.05, "deadline_s": 100.0, "prior": (1e4, 1e6)}
-    for a_job in (job(name), job(name, window=2, **bounds), job(name, drift=Drift.DISCOUNT)):
+    of_job = job(name, window=3, window_of=WindowOf.JOB)
+    for a_job in (job(name), job(name, window=2, **bounds), of_job, job(name, drift=Drift.DISCOUNT)):
         decision = decide(a_job, history, ask(attempt=attempt, seed=seed, gpu=gpu))
         assert decision.batch_size in ARMS
         assert decision.reason.text
@@ -71,9 +72,11 @@ def test_no_history_makes_a_policy_raise(
 
 @EVERY
 @quick
-@given(history=HISTORIES, window=st.sampled_from([None, 2]))
-def test_a_snapshot_is_the_state(name: str, history: list[Observation], window: int | None) -> None:
-    a_job = job(name, window=window)
+@given(history=HISTORIES, window=st.sampled_from([None, 2]), window_of=st.sampled_from(WindowOf))
+def test_a_snapshot_is_the_state(
+    name: str, history: list[Observation], window: int | None, window_of: WindowOf
+) -> None:
+    a_job = job(name, window=window, window_of=window_of)
     state = policy.fold(a_job, history)
     assert policy.from_json(a_job, json.loads(json.dumps(policy.to_json(state)))) == state
 
@@ -93,6 +96,7 @@ def test_a_snapshot_made_under_other_settings_is_refused() -> None:
     snapshot = policy.to_json(policy.fold(job(), settled()))
     assert policy.from_json(job(eta=0.9), snapshot) is None
     assert policy.from_json(job("zeus"), snapshot) is None
+    assert policy.from_json(job(window_of=WindowOf.JOB), snapshot) is None
     assert policy.from_json(job(max_attempts=9), snapshot) is not None
 
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from tests.core.builders import ARMS, V100, ask, cost_of_epoch, decide, job, observation
 from zeus_flows.core import policy
-from zeus_flows.core.early_stop import CostCut, NoCut
-from zeus_flows.core.records import Decision, Observation, Outcome
+from zeus_flows.core.early_stop import CostCut, NoCut, epochs_allowed
+from zeus_flows.core.job import WindowOf
+from zeus_flows.core.records import Decision, InFlight, Observation, Outcome
 
 RUNS = st.lists(
     st.tuples(st.sampled_from(ARMS), st.integers(1, 49), st.sampled_from([Outcome.CONVERGED, Outcome.STOPPED])),
@@ -93,16 +94,143 @@ def test_costs_that_rise_above_the_threshold_do_not_stop_every_run_for_ever() ->
     pytest.fail("no attempt of the recurrence was allowed to end")
 
 
-def test_one_unlucky_run_does_not_discard_the_arms_beyond_it() -> None:
+def test_a_batch_size_that_failed_is_dropped_with_those_beyond_it() -> None:
     a_job = job("zeus")
     history = [observation(1, 32, 10, profiled=True), observation(2, 16, 19, outcome=Outcome.STOPPED, profiled=True)]
     history += [observation(3, 64, 9, profiled=True), observation(4, 128, 30, outcome=Outcome.STOPPED, profiled=True)]
     tried = []
-    for recurrence in range(5, 15):
+    for recurrence in range(5, 40):
         decision = decide(a_job, history, ask(recurrence))
         tried.append(decision.batch_size)
-        history.append(observation(recurrence, decision.batch_size, 9, profiled=True))
-    assert {16, 8, 128} <= set(tried)
+        history.append(observation(recurrence, decision.batch_size, 9 + recurrence % 2, profiled=True))
+    assert set(tried) == {32, 64}, "line 6 of Algorithm 3 keeps what reached the target"
+    assert {a.batch_size: a.status for a in decision.reason.arms if a.status != "known"} == {
+        8: "untried",
+        16: "pruned",
+        128: "pruned",
+    }
+
+
+def test_all_arms_failing_their_second_round_is_not_fatal() -> None:
+    first = [observation(i, b, 10, profiled=True) for i, b in enumerate(ARMS, start=1)]
+    second = [observation(i, b, 20, outcome=Outcome.STOPPED) for i, b in enumerate(ARMS, start=6)]
+    chosen = {decide(job("zeus"), [*first, *second], ask(r)).batch_size for r in range(20, 60)}
+    assert chosen <= set(ARMS)
+
+
+def after_pruning(epochs: dict[int, int]) -> list[Observation]:
+    """Both rounds, all arms reaching the target; each took its epochs and one more."""
+    return [
+        observation(i, b, epochs[b] + (i > len(ARMS)), profiled=i <= len(ARMS))
+        for i, b in enumerate([*ARMS, *ARMS], start=1)
+    ]
+
+
+def expected(decision: Decision, arm: int) -> float:
+    cost = next(a.expected_cost_j for a in decision.reason.arms if a.batch_size == arm)
+    assert cost is not None
+    return cost
+
+
+def test_a_stopped_run_never_makes_an_arm_look_cheaper() -> None:
+    a_job, history = job("zeus"), after_pruning({8: 20, 16: 16, 32: 14, 64: 11, 128: 20})
+    before = decide(a_job, history)
+    for epochs in (1, 5, 20, 21, 40):
+        stopped = observation(11, 128, epochs, outcome=Outcome.STOPPED)
+        after = decide(a_job, [*history, stopped])
+        assert expected(after, 128) >= expected(before, 128) * (1 - 1e-9)
+    assert expected(after, 128) > 1.2 * expected(before, 128), "it took at least twice as long"
+
+
+def test_where_the_dear_arms_are_stopped_the_best_one_runs_nearly_always() -> None:
+    a_job, needs = job("zeus"), {8: 90, 16: 60, 32: 20, 64: 12, 128: 45}
+    state, chosen = policy.initial(a_job), []
+    for recurrence in range(1, 101):
+        for attempt in range(1, a_job.max_attempts + 1):
+            decision = policy.decide(a_job, state, ask(recurrence, attempt))
+            allowed = epochs_allowed(
+                decision.cut, epoch_cost_j=cost_of_epoch(a_job, decision.batch_size), max_epochs=50
+            )
+            needed = needs[decision.batch_size] + recurrence % 3
+            converged = needed <= allowed
+            state = policy.advance(
+                a_job,
+                state,
+                observation(
+                    recurrence,
+                    decision.batch_size,
+                    min(needed, max(allowed, 1)),
+                    attempt=attempt,
+                    outcome=Outcome.CONVERGED if converged else Outcome.STOPPED,
+                    profiled=state.profile(decision.batch_size, V100) is None,
+                ),
+            )
+            chosen.append(decision.batch_size)
+            if converged:
+                break
+    assert chosen[20:].count(64) >= 0.98 * len(chosen[20:])
+
+
+@pytest.mark.parametrize("name", ["zeus", "zeus-paper"])
+def test_concurrent_recurrences_draw_once_pruning_is_over(name: str) -> None:
+    a_job, history = job(name), list[Observation]()
+    while (decision := decide(a_job, history, ask(len(history) + 1))).reason.kind in ("first-run", "pruning"):
+        epochs = round(20 * cost_of_epoch(a_job, 128) / cost_of_epoch(a_job, decision.batch_size)) + len(history) // 5
+        history.append(observation(len(history) + 1, decision.batch_size, epochs, profiled=len(history) < len(ARMS)))
+    flying = (InFlight(11, 1, 8, explores=True),)
+    alone = [decide(a_job, history, ask(r)) for r in range(12, 60)]
+    beside = [decide(a_job, history, ask(r, in_flight=flying)) for r in range(12, 60)]
+    assert [d.batch_size for d in alone] == [d.batch_size for d in beside]
+    assert len({d.batch_size for d in beside}) > 1, "section 4.4: they need not all run the same"
+
+
+@pytest.mark.parametrize("name", ["zeus", "zeus-paper"])
+def test_while_one_recurrence_prunes_others_run_the_best_known_batch_size(name: str) -> None:
+    history = [observation(1, 32, 10, profiled=True), observation(2, 16, 9, profiled=True)]
+    assert decide(job(name), history, ask(4)).explores
+    flying = (InFlight(3, 1, 8, explores=True),)
+    waiting = decide(job(name), history, ask(4, in_flight=flying))
+    least = min((32, 16), key=lambda b: {32: 10, 16: 9}[b] * cost_of_epoch(job(name), b))
+    assert (waiting.batch_size, waiting.explores, waiting.reason.kind) == (least, False, "in-flight")
+
+
+def test_a_window_of_each_batch_size_keeps_its_newest_runs_however_old() -> None:
+    a_job = job("zeus", window=2)
+    history = after_pruning({8: 20, 16: 16, 32: 14, 64: 11, 128: 20})
+    history += [observation(i, 64, 11) for i in range(11, 40)]
+    believed = {a.batch_size: a.runs for a in decide(a_job, history).reason.arms}
+    assert believed == dict.fromkeys(ARMS, 2)
+
+
+def test_a_window_of_the_job_forgets_batch_sizes_that_have_not_run_for_long_and_tries_them_again() -> None:
+    a_job = job("zeus", window=6, window_of=WindowOf.JOB)
+    history = after_pruning({8: 20, 16: 16, 32: 14, 64: 11, 128: 20})
+    history += [observation(i, 64, 11) for i in range(11, 17)]
+    decisions = [decide(a_job, history, ask(r)) for r in range(17, 60)]
+    assert {a.batch_size: a.runs for a in decisions[0].reason.arms} == {8: 0, 16: 0, 32: 0, 64: 6, 128: 0}
+    assert {d.batch_size for d in decisions} == set(ARMS)
+    assert {d.reason.kind for d in decisions} == {"explore", "exploit"}
+    told = next(d for d in decisions if d.explores)
+    assert "has no run in the window" in told.reason.text
+    known = [decide(job("zeus", window=6), history, ask(r)).batch_size for r in range(17, 60)]
+    assert known.count(64) > 40
+
+
+def test_a_window_of_the_job_does_not_bring_back_what_pruning_dropped() -> None:
+    a_job = job("zeus", window=4, window_of=WindowOf.JOB)
+    history = [observation(1, 32, 10, profiled=True), observation(2, 16, 19, outcome=Outcome.STOPPED, profiled=True)]
+    history += [observation(3, 64, 9, profiled=True), observation(4, 128, 30, outcome=Outcome.STOPPED, profiled=True)]
+    tried = set()
+    for recurrence in range(5, 40):
+        tried.add(decide(a_job, history, ask(recurrence)).batch_size)
+        history.append(observation(recurrence, 64 if recurrence % 4 else 32, 9 + recurrence % 2))
+    assert tried == {32, 64}
+
+
+def test_a_snapshot_in_which_stopped_runs_were_complete_ones_is_folded_anew() -> None:
+    a_job, history = job("zeus"), after_pruning(dict.fromkeys(ARMS, 10))
+    written = policy.to_json(policy.fold(a_job, history)) | {"settings": "750f7d3357f39201"}
+    assert policy.from_json(a_job, written) is None
 
 
 def test_a_retry_takes_another_batch_size() -> None:

@@ -87,15 +87,38 @@ def test_the_default_policy_trains_at_the_greatest_limit_without_profiling(cifar
     assert ran.energy_j / ran.time_s == pytest.approx(expected.energy_j / expected.time_s)
 
 
-def test_grid_tries_every_limit_and_then_keeps_the_cheapest(cifar: Trace) -> None:
+def test_grid_tries_every_limit_of_what_it_does_not_drop_and_then_keeps_the_cheapest(cifar: Trace) -> None:
     job = replay_job(cifar, "grid")
     count = len(cifar.batch_sizes) * len(cifar.power_limits_w)
     seen: list[Recurrence] = []
     replay(cifar, job, recurrences=count + 5, watch=seen.append)
     tried = {(r.attempts[0][1].batch_size, r.attempts[0][1].power_limit_w) for r in seen}
-    ends = [b for b in cifar.batch_sizes if all(e is not None and e <= cifar.max_epochs for e in cifar.epochs[b])]
-    assert {(b, w) for b in ends for w in cifar.power_limits_w} <= tried
+    dropped = {o.batch_size for r in seen for _, o in r.attempts if not o.converged}
+    assert {(b, w) for b in cifar.batch_sizes if b not in dropped for w in cifar.power_limits_w} <= tried
+    assert all(cifar.expected_costs(job)[b] > 1.5 * cifar.best_cost_j(job) for b in dropped)
     assert {r.attempts[0][0].decision.reason.kind for r in seen[-3:]} == {"exploit"}
+
+
+@pytest.mark.parametrize("workload", list(MODELS))
+def test_grid_has_more_regret_than_the_published_policy_but_not_by_orders_of_magnitude(workload: str) -> None:
+    trace = model_trace(workload, "v100")
+    rows = compare([trace], ["grid", "zeus-paper"], seeds=2, recurrences=None)
+    regret = {r.policy: r.regret for r in rows}
+    assert 1 < regret["grid"] / regret["zeus-paper"] < 10, "the paper's worst is 72"
+
+
+@pytest.mark.parametrize("gpu", ["v100", "p100"])
+@EVERY_FOLDER
+def test_zeus_plateaus_as_the_published_policy_does(folder: Path, gpu: str) -> None:
+    if not (folder / f"summary_power_{gpu}.csv").exists():
+        pytest.skip(f"there is no trace of a {gpu}")
+    seeds = 10
+    for trace in find_traces(folder=folder, gpu=gpu, workloads=()):
+        regret = {
+            name: sum(replay(trace, replay_job(trace, name), recurrences=200, seed=s).regret for s in range(seeds))
+            for name in ("zeus", "zeus-paper")
+        }
+        assert regret["zeus"] <= 1.15 * regret["zeus-paper"], trace.workload
 
 
 def test_a_run_refused_by_the_published_rule_costs_nothing_there_and_a_profile_elsewhere(cifar: Trace) -> None:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import erfcx
 
 RELATIVE_NOISE = 0.1  # what one run's cost is expected to vary by before anything was seen
-NOISE_WEIGHT = 2.0  # how many runs that expectation is worth
+LEAST_NOISE = 0.01  # the same for draws: just enough that two equal costs make no arm certain
+NOISE_WEIGHT = 2.0  # how many runs either expectation is worth
+FAR = 30.0  # deviations; a run that was stopped so far below the mean says nothing, one so far above it is a whole run
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,49 @@ class Belief(NamedTuple):
     variance: float
 
 
-def learnt_variance(runs: Runs) -> float:
-    """Return the variance of one run's cost, learnt without ever becoming certain.
+def learnt_variance(runs: Runs, *, expecting: float = RELATIVE_NOISE) -> float:
+    """Return the variance of one run's cost (Algorithm 2, line 2), learnt without ever becoming certain.
 
-    A variance of two nearly equal costs says little: the expectation that costs vary by `RELATIVE_NOISE`
+    A variance of two nearly equal costs says little: the expectation that costs vary by some share of their mean
     weighs as much as `NOISE_WEIGHT` runs.
+
+    Args:
+        runs: The arm's costs.
+        expecting: That share.
     """
-    expected = (RELATIVE_NOISE * runs.mean) ** 2
+    expected = (expecting * runs.mean) ** 2
     return (NOISE_WEIGHT * expected + runs.squares) / (NOISE_WEIGHT + max(runs.count - 1, 0))
+
+
+def with_stopped(runs: Runs, stopped: Runs, *, variance: float) -> Runs:
+    """Return an arm's runs with those that were stopped: right-censored, each greater than where it was stopped.
+
+    With s² = `variance`, z = (stopped - mean)/s and the hazard h = phi(z)/(1 - Phi(z)) a stopped run weighs
+    w = h (h - z) of a whole one, at mean + s/(h - z): one Newton step of the likelihood. One that was stopped far below
+    the mean weighs nothing, one far above it is a run that just ended there. Stopped runs are taken at their mean.
+
+    >>> costs = Runs().add(9.0).add(11.0)
+    >>> [round(with_stopped(costs, Runs().add(at), variance=1.0).mean, 2) for at in (1.0, 10.0, 20.0)]
+    [10.0, 10.3, 13.38]
+
+    Args:
+        runs: What reached the target; at least one.
+        stopped: What did not, at what it took until then.
+        variance: Of one run.
+    """
+    if not stopped.count or variance <= 0.0:
+        return runs
+    deviation = math.sqrt(variance)
+    z = (stopped.mean - runs.mean) / deviation
+    weight, value = 1.0, stopped.mean
+    if z < FAR:
+        z = max(z, -FAR)
+        hazard = math.sqrt(2 / math.pi) / float(erfcx(z / math.sqrt(2)))
+        weight, value = hazard * (hazard - z), runs.mean + deviation / (hazard - z)
+    count = runs.count + stopped.count * weight
+    mean = runs.mean + stopped.count * weight * (value - runs.mean) / count
+    between = runs.count * (runs.mean - mean) ** 2 + stopped.count * weight * (value - mean) ** 2
+    return Runs(count, mean, runs.squares + between)
 
 
 def observe(runs: Runs, *, variance: float, prior: tuple[float, float] | None = None) -> Belief:

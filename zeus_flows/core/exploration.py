@@ -1,54 +1,81 @@
 """Pruning exploration (section 4.4, Algorithm 3, lines 1 to 9).
 
-Two forms. `next_in_round` looks only at how often each arm ran and whether it ever converged, so it does not
-depend on the order in which reports arrive, cannot loop, and gives an arm that failed once a second chance.
-`PublishedPruning` is the published state machine, for `zeus-paper`.
+Two forms. `next_to_explore` looks only at how often each arm reached the target and how often it failed, so it does
+not depend on the order in which reports arrive, and cannot loop. `PublishedPruning` is the published state machine,
+for `zeus-paper`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 ROUNDS = 2
 
 
-def next_in_round(
-    arms: Sequence[int],
-    *,
-    start: int,
-    round_number: int,
-    runs: Callable[[int], int],
-    converged: Callable[[int], bool],
-) -> int | None:
-    """Return the arm to run next in a pruning round, or None when the round is over.
+class Tries(NamedTuple):
+    """How often an arm reached the target, and how often it did not."""
 
-    From `start` downwards until an arm fails, then upwards until one fails. Every arm met gets
-    `round_number` runs, so a round asks for at most that many runs of each arm and then ends.
+    reached: int = 0
+    failed: int = 0
+
+
+class Step(NamedTuple):
+    """The arm that pruning asks for, and the round that asks."""
+
+    round_number: int
+    arm: int
+
+
+def next_to_explore(arms: Sequence[int], *, default: int, cheapest: int, tries: Callable[[int], Tries]) -> Step | None:
+    """Return the next step of Algorithm 3's two rounds (lines 2 to 9), or None when both are over.
+
+    The first round begins at b0, the second at the arm with the least cost observed (line 7), with what reached the
+    target in the first (line 6). Both go downwards until an arm fails, then upwards until one fails. An arm that
+    fails is dropped: no round asks for it again. The arm where a round begins is no reason to stop, even if it fails.
 
     Args:
         arms: Batch sizes, ascending.
-        start: Where the round begins; it is never a reason to stop, even if it fails.
-        round_number: 1 or 2.
-        runs: How many runs an arm has.
-        converged: Whether an arm ever reached the target.
+        default: b0.
+        cheapest: The arm with the least cost observed.
+        tries: What became of an arm's runs.
 
-    >>> seen = {64: True, 32: False}
-    >>> next_in_round([16, 32, 64, 128], start=64, round_number=1,
-    ...               runs=lambda b: int(b in seen), converged=lambda b: seen.get(b, False))
-    128
+    >>> seen = {64: Tries(reached=1), 32: Tries(failed=1)}
+    >>> next_to_explore([16, 32, 64, 128], default=64, cheapest=64, tries=lambda b: seen.get(b, Tries()))
+    Step(round_number=1, arm=128)
     """
-    if runs(start) < round_number:
+    for number in range(1, ROUNDS + 1):
+        start = default if number == 1 else cheapest
+        kept = arms if number == 1 else [b for b in arms if tries(b).reached]
+        arm = _next_in_round(kept, start=start, number=number, tries=tries) if start in kept else None
+        if arm is not None:
+            return Step(number, arm)
+    return None
+
+
+def _next_in_round(arms: Sequence[int], *, start: int, number: int, tries: Callable[[int], Tries]) -> int | None:
+    if sum(tries(start)) < number:
         return start
-    below = [b for b in reversed(arms) if b < start]
-    above = [b for b in arms if b > start]
-    for direction in (below, above):
+    for direction in ([b for b in reversed(arms) if b < start], [b for b in arms if b > start]):
         for arm in direction:
-            if runs(arm) < round_number:
+            seen = tries(arm)
+            if sum(seen) < number:
                 return arm
-            if not converged(arm):
+            if seen.reached < number:
                 break
     return None
+
+
+def survivors(arms: Iterable[int], tries: Callable[[int], Tries]) -> list[int]:
+    """Return the arms that reached the target in both rounds (line 6); those that ever did, where none is left.
+
+    >>> seen = {32: Tries(1, 1), 64: Tries(2), 128: Tries(5, 1)}
+    >>> survivors([16, 32, 64, 128], lambda b: seen.get(b, Tries()))
+    [64, 128]
+    """
+    ever = [b for b in arms if tries(b).reached]
+    return [b for b in ever if tries(b).reached >= ROUNDS] or ever
 
 
 @dataclass(frozen=True, slots=True)

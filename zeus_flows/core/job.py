@@ -34,6 +34,13 @@ class Drift(StrEnum):
     IGNORE = "ignore"
 
 
+class WindowOf(StrEnum):
+    """Whose newest observations `Job.window` counts."""
+
+    ARM = "arm"  # of each batch size, as the published package does
+    JOB = "job"  # of all batch sizes together, as section 4.4 reads
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What recurs, as far as decisions are concerned. The job file (`zeus_flows.job_file`) makes one.
@@ -45,7 +52,8 @@ class Job:
         max_epochs: An attempt never trains longer.
         eta: The energy-time knob of eq. 2, 0 (time) to 1 (energy).
         beta: Early stopping at `beta` times the minimum cost.
-        window: The newest N observations per arm that count; None: all.
+        window: The newest N observations that count; None: all.
+        window_of: Whether those are N of each arm or N of the job.
         policy: A name in `zeus_flows.core.policy.POLICIES`.
         selector: What the best power limit minimises; the bandit's objective follows it.
         slowdown: The bound of `Selector.MAX_SLOWDOWN`, at least 1.
@@ -85,6 +93,7 @@ class Job:
     control: int | None = None
     host_power_w: float | None = 0.0
     in_seconds: bool = False
+    window_of: WindowOf = WindowOf.ARM
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:

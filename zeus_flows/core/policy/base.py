@@ -139,6 +139,8 @@ class Choice:
         reason: Why, for people.
         cut: When to stop it.
         explores: Whether it is there to learn.
+        alone: Whether an exploration waits while another recurrence explores; the best known arm runs meanwhile. One
+            that was drawn need not: another recurrence draws another arm (section 4.4).
         tune_power: Whether the power limit may be changed.
         power_limit_w: The limit it is fixed to; None: the profile decides.
         control: Whether the default runs to be compared with.
@@ -153,6 +155,7 @@ class Choice:
     power_limit_w: float | None = None
     control: bool = False
     run_cost: Callable[[], RunCost | None] = field(default=not_believed, compare=False)
+    alone: bool = True
 
 
 B = TypeVar("B")

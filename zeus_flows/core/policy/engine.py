@@ -163,7 +163,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
     choice = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=True))
     if not choice.explores:
         return choice
-    exploring = [f for f in ask.in_flight if f.explores and f.recurrence != ask.recurrence]
+    exploring = [f for f in ask.in_flight if choice.alone and f.explores and f.recurrence != ask.recurrence]
     bounded = job.policy != "zeus-paper" and (job.exploration_budget is not None or job.deadline_s is not None)
     if not exploring and not bounded:
         return choice

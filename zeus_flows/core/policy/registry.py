@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from zeus_flows.core.job import Job
+from zeus_flows.core.job import Job, WindowOf
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.policy.base import Policy
 from zeus_flows.core.policy.baselines import Default, Power
@@ -33,6 +33,10 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
 )
 
 
+#: What is added where a policy's belief no longer means what it did: then snapshots of before are folded anew.
+_FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType({"zeus": ("stopped runs apart",)})
+
+
 def policy_of(job: Job) -> Policy[Any]:
     """Return the policy that a job names.
 
@@ -53,5 +57,7 @@ def settings_of(job: Job) -> str:
         *(job.objective_eta, job.selector, job.slowdown, job.beta, job.window, job.drift),
         *((job.host_power_w,) if job.host_power_w != 0.0 else ()),  # nothing where it is as it always was
         *(("seconds",) if job.in_seconds else ()),
+        *((job.window_of,) if job.window_of is not WindowOf.ARM else ()),
+        *_FORMS.get(job.policy, ()),
     )
     return hashlib.sha256(json.dumps(jsonable(parts)).encode()).hexdigest()[:16]
