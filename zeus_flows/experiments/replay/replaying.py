@@ -82,7 +82,8 @@ class TraceTrainer:
         trace, b = self._trace, decision.batch_size
         repetitions = trace.epochs[b]
         # The same draw as pandas' `sample` of one row, so that the published simulator sees the same runs.
-        needed = repetitions[int(self._rng.integers(len(repetitions)))]
+        drawn = int(self._rng.integers(len(repetitions)))
+        needed, curve = repetitions[drawn], trace.curves[b][drawn] if b in trace.curves else ()
         at, epoch, cost_j, profiling = self._best.get(b) or self._look_up(b)
         beside = trace.overheads.get(b, NOTHING)
         once, once_j = beside.once_each, trace.once_cost(self._job, b) if beside else 0.0
@@ -121,6 +122,7 @@ class TraceTrainer:
             control=decision.control,
             limit_before_w=trace.gpu.max_power_w / trace.gpu.count,
             parts=_parts(beside, trace.profiles[b], at, epochs) if beside else None,
+            curve=tuple(point for point in curve if point[0] <= epochs),
         )
 
     def _look_up(self, batch_size: int) -> tuple[LimitMeasurement, Epoch, float, Epoch]:

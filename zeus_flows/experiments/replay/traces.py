@@ -7,6 +7,7 @@ training run and target) and `summary_power_<gpu>.csv` (one row per batch size a
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ OVERHEAD_COLUMNS = (
     *("evaluations_per_epoch", "evaluation_time", "evaluation_energy", "rest_time", "rest_energy"),
 )
 POWER_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "power_limit", "time_per_epoch", "average_power")
+Curve = tuple[tuple[int, float], ...]  # (epoch, best metric so far), ascending
 SAMPLES_PER_EPOCH = 10_000  # traces are per epoch; any number serves to make per-sample profiles of them
 
 
@@ -57,6 +59,7 @@ class Trace:
         max_epochs: An attempt never trains longer.
         samples_per_epoch: Any number serves: traces are per epoch.
         overheads: For each batch size, what a run takes beside its steps; published traces have none of it.
+        curves: For each batch size, the learning curve of each repetition: (epoch, metric) of levels on the way.
     """
 
     workload: str
@@ -67,6 +70,7 @@ class Trace:
     max_epochs: int
     samples_per_epoch: int = SAMPLES_PER_EPOCH
     overheads: Mapping[int, Overheads] = field(default_factory=dict)
+    curves: Mapping[int, tuple[Curve, ...]] = field(default_factory=dict)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -137,10 +141,19 @@ def read_trace(
     """
     target = spec.target if target is None else target
     epochs: dict[int, list[int | None]] = {}
+    levels: dict[tuple[int, str, str], list[tuple[int, float]]] = {}
+    targets: dict[int, list[tuple[int, str, str]]] = {}
     for where, row in _rows(folder / "summary_train.csv", TRAIN_COLUMNS):
-        if _matches(row, spec) and abs(_number(where, row, "target_metric") - target) < 1e-9:
-            reached = None if row["target_epoch"] in ("", "nan") else _integer(where, row, "target_epoch")
-            epochs.setdefault(_integer(where, row, "batch_size"), []).append(reached)
+        if not _matches(row, spec):
+            continue
+        reached = None if row["target_epoch"] in ("", "nan") else _integer(where, row, "target_epoch")
+        level, b = _number(where, row, "target_metric"), _integer(where, row, "batch_size")
+        run = (b, row["learning_rate"], row["run"])
+        if abs(level - target) < 1e-9:
+            epochs.setdefault(b, []).append(reached)
+            targets.setdefault(b, []).append(run)
+        if reached is not None:
+            levels.setdefault(run, []).append((reached, level))
     power_file = folder / f"summary_power_{gpu}.csv"
     limits: dict[int, list[LimitMeasurement]] = {}
     max_power_w = 0.0
@@ -170,7 +183,35 @@ def read_trace(
         default_batch_size=max((b for b in arms if b <= default), default=arms[0]),
         max_epochs=spec.max_epochs,
         overheads={b: overheads[b] for b in arms if b in overheads},
+        curves=_curves({b: [levels.get(run, []) for run in targets[b]] for b in arms}, target),
     )
+
+
+def _curves(levels: Mapping[int, Sequence[Sequence[tuple[int, float]]]], target: float) -> dict[int, tuple[Curve, ...]]:
+    """Return each run's learning curve up to the target, from the epochs at which it reached several levels.
+
+    Whether a greater metric is the better one shows in which of two levels is reached later.
+    """
+    steps = [
+        (b[0] - a[0]) * (b[1] - a[1])
+        for runs in levels.values()
+        for points in runs
+        for a, b in itertools.combinations(points, 2)
+    ]
+    if not any(steps):
+        return {}
+    sign = 1.0 if math.fsum(steps) > 0 else -1.0
+    curves = {}
+    for batch_size, runs in levels.items():
+        found = []
+        for points in runs:
+            best: dict[int, float] = {}
+            for epoch, level in sorted(points, key=lambda p: sign * p[1]):
+                if sign * (target - level) >= -1e-9:
+                    best[epoch] = level
+            found.append(tuple(sorted(best.items())))
+        curves[batch_size] = tuple(found)
+    return curves
 
 
 def _read_overheads(file: Path, spec: TraceJob) -> dict[int, Overheads]:
