@@ -154,11 +154,11 @@ def test_every_built_in_model_has_an_arm_that_always_reaches_the_target(workload
 
 
 def test_a_budget_is_kept_from_the_twentieth_recurrence_on(cifar: Trace) -> None:
-    traces = [cifar, model_trace("imagenet", "v100")]
-    held = compare(traces, ["lookahead"], seeds=3, recurrences=40, exploration_budget=0.02)
-    assert all(r.dearest <= 1.02 for r in held)
+    traces = [cifar, model_trace("movielens", "v100", default_batch_size=16384)]
+    held = compare(traces, ["lookahead"], seeds=3, recurrences=40, exploration_budget=0.01)
+    assert all(r.dearest <= 1.015 for r in held)
     _, free = compare(traces, ["lookahead"], seeds=3, recurrences=40)
-    assert free.dearest > 1.03, "without a budget it is not"
+    assert free.dearest > 1.02, "without a budget it is not"
 
 
 def test_a_shift_moves_the_epochs_of_every_arm(cifar: Trace) -> None:

@@ -12,11 +12,10 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.intp]
+from zeus_flows.core.gaussian import Floats, Integers
+from zeus_flows.core.learning_curve import Curve, Forecast, Reference, forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,8 @@ class PlannedCut:
         at_most_j: What the attempt may cost where it may well have to be stopped, whatever the plan says: a budget
             or a deadline that must leave enough for the run that follows. None: no bound.
         room_j: What it may cost where it is all but sure to complete, so that nothing has to follow.
+        reference: A completed run whose learning curve tells, while the attempt trains, how many epochs it will need.
+            The plan is made anew with each epoch: one that leads goes on, one that lags is stopped.
     """
 
     tag: ClassVar = "planned"
@@ -66,15 +67,19 @@ class PlannedCut:
     at_least: int = 1
     at_most_j: float | None = None
     room_j: float | None = None
+    reference: Reference | None = None
 
 
+MOST_OF_A_TRIAL = 2.0  # runs of the incumbent that an attempt may cost at most, however well its curve looks
 SURE = 0.9  # an attempt is all but sure to complete where it does so with this probability
 LIKELY = 0.5  # under a bound, an attempt less likely to complete is stopped after its profile
 
 Cut = NoCut | CostCut | PlannedCut
 
 
-def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int, once_j: float = 0.0) -> int:
+def epochs_allowed(
+    cut: Cut, *, epoch_cost_j: float, max_epochs: int, once_j: float = 0.0, curve: Curve = (), epoch: int = 0
+) -> int:
     """Return how many epochs an attempt may train, from 0 to `max_epochs`.
 
     Args:
@@ -82,6 +87,8 @@ def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int, once_j: fl
         epoch_cost_j: What an epoch costs, evaluation included.
         max_epochs: An attempt never trains longer.
         once_j: What an attempt costs before its first epoch.
+        curve: Its learning curve so far.
+        epoch: Epochs it has trained.
 
     >>> epochs_allowed(CostCut(threshold_j=100.0), epoch_cost_j=30.0, max_epochs=10)
     3
@@ -98,7 +105,18 @@ def epochs_allowed(cut: Cut, *, epoch_cost_j: float, max_epochs: int, once_j: fl
         case PlannedCut():
             allowed = max_epochs
             if cut.at_least < max_epochs:
-                planned, _ = plan(cut, epoch_cost_j=epoch_cost_j, max_epochs=max_epochs, once_j=once_j)
+                foretold = forecast(cut.reference, curve, epoch) if cut.reference is not None else None
+                planned, _ = plan(
+                    cut,
+                    epoch_cost_j=epoch_cost_j,
+                    max_epochs=max_epochs,
+                    once_j=once_j,
+                    foretold=foretold,
+                    epoch=epoch,
+                )
+                if foretold is not None:
+                    most = MOST_OF_A_TRIAL * max(cut.best_cost_j - once_j, 0.0) / epoch_cost_j
+                    planned = min(planned, max(1, math.ceil(min(most, max_epochs))))
                 allowed = max(planned, cut.at_least)
             return _within_bounds(cut, allowed, epoch_cost_j, once_j)
 
@@ -135,12 +153,30 @@ def capped(cut: Cut, *, at_most_j: float, room_j: float) -> Cut:
             return replace(cut, at_most_j=at_most_j, room_j=room_j)
 
 
-def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int, once_j: float = 0.0) -> tuple[int, float]:
-    """Return K* = argmin J(K) and J(K*), in epochs and joules."""
+def plan(
+    cut: PlannedCut,
+    *,
+    epoch_cost_j: float,
+    max_epochs: int,
+    once_j: float = 0.0,
+    foretold: Forecast | None = None,
+    epoch: int = 0,
+) -> tuple[int, float]:
+    """Return K* = argmin J(K) and J(K*), in epochs and joules.
+
+    With what a curve has `foretold` after `epoch` epochs, the run's own number of epochs is believed by both, and K* is
+    among what is still to come: that `epoch` epochs were not enough changes J(K) by the same for all of those.
+    """
     spread = max(cut.variance + cut.noise, 1e-12)
+    mean, width, first = cut.log_epochs, spread, 0
+    if foretold is not None:
+        width = 1 / (1 / spread + 1 / foretold.variance)
+        mean = width * (cut.log_epochs / spread + foretold.log_epochs / foretold.variance)
+        first = min(max(epoch - 1, 0), max_epochs - 1)
     expected = _expected_costs(
-        mean=cut.log_epochs,
-        deviation=math.sqrt(spread),
+        mean=mean,
+        deviation=math.sqrt(width),
+        arm_mean=cut.log_epochs,
         shrink=cut.variance / spread,
         noise=cut.noise,
         never=cut.never,
@@ -150,7 +186,7 @@ def plan(cut: PlannedCut, *, epoch_cost_j: float, max_epochs: int, once_j: float
         max_epochs=max_epochs,
         once=once_j or None,
     )
-    cheapest = int(expected.argmin())
+    cheapest = first + int(expected[first:].argmin())
     return cheapest + 1, float(expected[cheapest])
 
 
@@ -171,6 +207,7 @@ def plan_many(
     expected = _expected_costs(
         mean=log_epochs[..., None],
         deviation=np.sqrt(spread)[..., None],
+        arm_mean=log_epochs[..., None],
         shrink=(variance / spread)[..., None],
         noise=noise[..., None],
         never=never[..., None],
@@ -187,6 +224,7 @@ def _expected_costs(
     *,
     mean: Floats | float,
     deviation: Floats | float,
+    arm_mean: Floats | float,
     shrink: Floats | float,
     noise: Floats | float,
     never: Floats | float,
@@ -198,14 +236,15 @@ def _expected_costs(
 ) -> Floats:
     """Return J(K) for K = 1 .. max_epochs, along the last axis; see `PlannedCut`.
 
-    `deviation` is that of one run's log epochs, `shrink` the share of it that is doubt about the arm. What an attempt
+    `mean` and `deviation` are those of this run's log epochs, `arm_mean` is the arm's, and `shrink` the share of what
+    a run deviates by that is doubt about the arm. What an attempt
     costs `once` is part of what is spent, of every run to come, and of `best_cost_j`.
     """
     k, log_k, log_k_half = _epochs_up_to(max_epochs)
     reached = (1 - never) * ndtr((log_k_half - mean) / deviation)
     at = reached.copy()
     at[..., 1:] -= reached[..., :-1]
-    after = per_epoch * np.exp((1 - shrink) * mean + 0.5 * noise + shrink * log_k)
+    after = per_epoch * np.exp((1 - shrink) * arm_mean + 0.5 * noise + shrink * log_k)
     spent = per_epoch * k
     if once is not None:
         after, spent = after + once, spent + once

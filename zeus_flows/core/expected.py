@@ -16,7 +16,7 @@ import numpy as np
 from zeus_flows.core.account import Account, Era
 from zeus_flows.core.amounts import Ran, Took
 from zeus_flows.core.cost import Price, price
-from zeus_flows.core.early_stop import Floats
+from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING as NO_OVERHEADS
 from zeus_flows.core.overheads import Overheads, nearest

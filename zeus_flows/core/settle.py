@@ -24,8 +24,8 @@ import numpy as np
 
 from zeus_flows.core.account import Account, Era, Settled, tunes_batch_size
 from zeus_flows.core.amounts import NOTHING, Amount, Ran, Took
-from zeus_flows.core.early_stop import Floats
 from zeus_flows.core.expected import Epochs, Known, Profiles, RunCosts, RunTotals, best_batch_size, costs_on, epochs_of
+from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Job, Mode
 
 POWER_LIMIT, BATCH_SIZE, LEARNING, LUCK, TOTAL = "power limit", "batch size", "learning", "luck", "total"

@@ -360,7 +360,12 @@ class Session:
             return False
         books = self._progress()
         an_epoch = self._task.epoch_cost(books, self._tuner.profile, loop.total)
-        why = self._stopper.why_stop(epoch, epoch_cost=an_epoch, once_cost=self._task.once_cost(books))
+        why = self._stopper.why_stop(
+            epoch,
+            epoch_cost=an_epoch,
+            once_cost=self._task.once_cost(books),
+            curve=self._result.curve.points,
+        )
         if why is not None:
             self._result.end(Outcome.STOPPED, why)
         return why is not None

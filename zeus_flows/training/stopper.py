@@ -6,6 +6,7 @@ import math
 
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut, epochs_allowed
 from zeus_flows.core.job import Job
+from zeus_flows.core.learning_curve import Curve, forecast
 from zeus_flows.core.text import cost_text
 
 
@@ -29,25 +30,33 @@ class Stopper:
         """Whether the attempt may be stopped at all."""
         return not isinstance(self._cut, NoCut)
 
-    def why_stop(self, epoch: int, *, epoch_cost: float | None, once_cost: float = 0.0) -> str | None:
+    def why_stop(
+        self, epoch: int, *, epoch_cost: float | None, once_cost: float = 0.0, curve: Curve = ()
+    ) -> str | None:
         """Return why another epoch would be one too many, or None where it is not.
 
         Args:
             epoch: Epochs trained so far.
             epoch_cost: What one epoch costs, evaluation included; None while that is not known.
             once_cost: What the attempt cost before its first step.
+            curve: Its learning curve so far.
         """
         if epoch_cost is None or not self.cuts:
             return None
         self.allowed = epochs_allowed(
-            self._cut, epoch_cost_j=epoch_cost, max_epochs=self._job.max_epochs, once_j=once_cost
+            self._cut,
+            epoch_cost_j=epoch_cost,
+            max_epochs=self._job.max_epochs,
+            once_j=once_cost,
+            curve=curve,
+            epoch=epoch,
         )
         if epoch < self.allowed:
             return None
-        return why_stopped(self._job, self._cut, epochs=epoch, epoch_cost_j=epoch_cost)
+        return why_stopped(self._job, self._cut, epochs=epoch, epoch_cost_j=epoch_cost, curve=curve)
 
 
-def why_stopped(job: Job, cut: Cut, *, epochs: int, epoch_cost_j: float) -> str:
+def why_stopped(job: Job, cut: Cut, *, epochs: int, epoch_cost_j: float, curve: Curve = ()) -> str:
     """Return why an attempt was stopped after so many epochs, with the threshold that it met.
 
     >>> job = Job("t", (8,), 8, 9)
@@ -64,9 +73,12 @@ def why_stopped(job: Job, cut: Cut, *, epochs: int, epoch_cost_j: float) -> str:
             if cut.at_most_j is not None and (epochs + 1) * epoch_cost_j > cut.at_most_j:
                 left = cost_text(job, max(cut.at_most_j, 0.0))
                 return f"{after}: another, at {another}, would cross the {left} that budget or deadline leave"
-            believed = math.exp(min(cut.log_epochs, 30.0))
+            foretold = forecast(cut.reference, curve, epochs) if cut.reference is not None else None
+            believed = f"was believed to take about {math.exp(min(cut.log_epochs, 30.0)):.1f}"
+            if foretold is not None:
+                believed += f", its learning curve says about {math.exp(min(foretold.log_epochs, 30.0)):.1f}"
             return (
-                f"{after}: the target was believed to take about {believed:.1f}, and at {another} an epoch more would "
+                f"{after}: the target {believed}, and at {another} an epoch more would "
                 f"not pay against the threshold of {best} for a run of the best known batch size"
             )
         case _:

@@ -16,6 +16,7 @@ import numpy as np
 from zeus_flows.core.early_stop import Cut, NoCut
 from zeus_flows.core.job import Job
 from zeus_flows.core.lazy import lazy
+from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Ask
 
@@ -35,6 +36,7 @@ class Lesson:
         epoch_cost_j: What the steps of an epoch cost, for its data, where it profiled to the end.
         refused: The cut did not allow a single epoch.
         power_limit_w: The limit it trained at; None where none was applied.
+        curve: Its learning curve.
     """
 
     recurrence: int
@@ -47,6 +49,7 @@ class Lesson:
     profiled: bool = False
     refused: bool = False
     power_limit_w: float | None = None
+    curve: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)

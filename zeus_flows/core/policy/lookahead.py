@@ -2,7 +2,7 @@
 
 For every candidate the expected cost J of trying it now is weighed (its own cost up to the best cut, a run of the
 incumbent where it is stopped, less what a cheaper arm would save over the horizon) against simply running the
-incumbent: a knowledge gradient.
+incumbent: a knowledge gradient. Where none pays, an arm that nothing has ruled out may get a look.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy import outlook as shared_belief
 from zeus_flows.core.policy.base import Choice, Policy, View
+from zeus_flows.core.policy.trials import best_look, best_trial
 
 
 class Lookahead(shared_belief.OnSharedBelief):
@@ -22,7 +23,7 @@ class Lookahead(shared_belief.OnSharedBelief):
         forced = shared_belief.without_exploring(outlook)
         if forced is not None:
             return forced
-        trial = shared_belief.best_trial(outlook, outlook.candidates)
+        trial = best_trial(outlook, outlook.candidates) or best_look(outlook)
         return trial or shared_belief.exploit(outlook, uncut=False, why="; no other is expected to pay for being tried")
 
 

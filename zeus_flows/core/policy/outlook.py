@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from zeus_flows.core.belief import EpochsBelief, epoch_costs, whole_epochs
-from zeus_flows.core.early_stop import Cut, Floats, NoCut, PlannedCut, plan_many
+from zeus_flows.core.belief import EpochsBelief
+from zeus_flows.core.early_stop import Cut, NoCut, PlannedCut
+from zeus_flows.core.epoch_costs import epoch_costs, whole_epochs
+from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Job
+from zeus_flows.core.laws import growth_text
 from zeus_flows.core.lazy import lazy
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, RunCost, View, from_log
 from zeus_flows.core.reasons import ArmBelief, ArmStatus, Explanation, Reason, ReasonKind
@@ -26,11 +28,6 @@ LENIENCE = 1.5  # an arm that has completed before may take this many times its 
 EXPLORING_RETRIES = 1  # attempts after a stopped one, within a recurrence, that may explore again
 CHANCES = 64  # draws behind the chance to be best
 
-# five-point Gauss-Hermite quadrature over an unknown log epoch cost
-_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-_ONE_POINT, _ONE_WEIGHT = np.zeros(1), np.ones(1)  # the same where all of them are known
-
 
 def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
     """Return the belief after a lesson: epochs only, so that it holds on any GPU and for any eta."""
@@ -38,8 +35,8 @@ def learn(job: Job, belief: EpochsBelief, lesson: Lesson) -> EpochsBelief:
         extra = lesson.cost_j - lesson.beside_j - lesson.epochs * lesson.epoch_cost_j
         belief = belief.profiled(1 + extra / lesson.epoch_cost_j)
     if lesson.converged:
-        return belief.complete(lesson.batch_size, lesson.epochs, window=job.window, drift=job.drift)
-    return belief.stop(lesson.batch_size, lesson.epochs, max_epochs=job.max_epochs)
+        return belief.complete(job, lesson.batch_size, lesson.epochs, curve=lesson.curve)
+    return belief.stop(lesson.batch_size, lesson.epochs, max_epochs=job.max_epochs, curve=lesson.curve)
 
 
 class OnSharedBelief:
@@ -140,6 +137,12 @@ class Outlook:
         return [arm for arm, fits in enumerate(self.feasible) if fits and runs[arm] > 0]
 
     @lazy
+    def tried(self) -> list[int]:
+        """Arms that have run, whether they reached the target or not."""
+        stopped = self.belief.stopped
+        return [arm for arm, runs in enumerate(self.belief.runs) if runs or stopped[arm].count]
+
+    @lazy
     def incumbent(self) -> int | None:
         """The completed arm that is expected to cost least; None before any has."""
         return min(self.done, key=self.mu.tolist().__getitem__) if self.done else None
@@ -160,7 +163,7 @@ class Outlook:
         """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer."""
         best, low, high = self.incumbent, self.done[0], self.done[-1]
         assert best is not None
-        x = _octaves(self.job.batch_sizes)
+        x = octaves(self.job.batch_sizes)
         least, most = x[low] - REACH - 1e-9, x[high] + REACH + 1e-9
         at_best = (self.mu - WORTH_A_LOOK * self.deviation).tolist()
         bound = float(self.mu[best])
@@ -184,9 +187,14 @@ class Outlook:
         runs = self.belief.runs[arm]
         return 0.5 * NEVER / (runs + 1) if runs else NEVER
 
-    def planned_cut(self, arm: int) -> Cut:
-        """Return the cut whose number of epochs is planned once the epoch cost is known."""
-        epochs = self.belief.posterior
+    def planned_cut(self, arm: int, *, at_least: int = 1) -> Cut:
+        """Return the cut whose number of epochs is planned once the epoch cost is known.
+
+        Args:
+            arm: Which arm.
+            at_least: Epochs that it may train anyhow; more, where it has completed before.
+        """
+        epochs, known = self.belief.posterior, self.belief.runs[arm] > 0
         mean = float(epochs.mean[arm])
         return PlannedCut(
             log_epochs=mean,
@@ -195,8 +203,20 @@ class Outlook:
             never=self.never(arm),
             best_cost_j=self.best_cost_j,
             horizon=self.horizon,
-            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if self.belief.runs[arm] else 1,
+            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if known else at_least,
+            reference=None if known else self.belief.reference(arm),
         )
+
+    def growth(self, arm: int) -> float:
+        """Return what a doubling of the batch size adds to log epochs around an arm."""
+        x, mean = octaves(self.job.batch_sizes), self.belief.posterior.mean
+        low, high = max(arm - 1, 0), min(arm + 1, len(x) - 1)
+        return float(mean[high] - mean[low]) / (x[high] - x[low]) if high > low else 0.0
+
+    @property
+    def law(self) -> str:
+        """What the runs so far say about epochs around the best known arm, in words; empty where one arm has run."""
+        return "" if self.incumbent is None or len(self.done) < 2 else f"; {growth_text(self.growth(self.incumbent))}"
 
     def run_cost(self, arm: int) -> RunCost:
         """Return what a run of an arm is believed to cost."""
@@ -217,9 +237,9 @@ class Outlook:
         sampled = [None] * len(expected) if drawn is None else np.exp(np.minimum(drawn, LARGEST_LOG)).tolist()
         noise, spread = np.sqrt(self.belief.posterior.noise).tolist(), self.deviation.tolist()
         statuses, gained = self._statuses(), gains or {}
-        stopped = self.belief.stopped or (0,) * len(expected)
+        stopped = self.belief.stopped
         return tuple(
-            ArmBelief(b, round(runs), cost, off, draw, status, chance, gained.get(i), each, stopped[i])
+            ArmBelief(b, round(runs), cost, off, draw, status, chance, gained.get(i), each, stopped[i].count)
             for i, (b, runs, cost, off, draw, status, chance, each) in enumerate(
                 zip(
                     *(self.job.batch_sizes, self.belief.runs, expected, spread, sampled, statuses, chances, noise),
@@ -243,8 +263,8 @@ class Outlook:
         for arm in self.candidates:
             if statuses[arm] == ArmStatus.OUT_OF_REACH:
                 statuses[arm] = ArmStatus.UNTRIED
-        for arm, times_stopped in enumerate(self.belief.stopped):
-            if times_stopped and statuses[arm] in (ArmStatus.UNTRIED, ArmStatus.OUT_OF_REACH):
+        for arm, stopped in enumerate(self.belief.stopped):
+            if stopped.count and statuses[arm] in (ArmStatus.UNTRIED, ArmStatus.OUT_OF_REACH):
                 statuses[arm] = ArmStatus.STOPPED
         return statuses
 
@@ -253,7 +273,7 @@ def without_incumbent(outlook: Outlook) -> Choice:
     """Choose before anything has reached the target: b0, or the living arm nearest to it, uncut."""
     belief, view = outlook.belief, outlook.view
     dead = {b for b, d in zip(belief.batch_sizes, belief.dead, strict=True) if d}
-    stopped = {b for b, site in zip(belief.batch_sizes, belief.censored, strict=True) if site is not None}
+    stopped = {b for b, said in zip(belief.batch_sizes, belief.unfinished, strict=True) if said is not None}
     alive = [b for b in view.arms if b not in dead] or list(view.arms)
     arm = min(alive, key=lambda b: (b in stopped and b in view.ask.tried, abs(math.log2(b / view.default)), b))
     if not dead and not stopped:
@@ -300,7 +320,7 @@ def exploit(outlook: Outlook, *, uncut: bool, kind: ReasonKind = ReasonKind.EXPL
 
     def tell() -> Explanation:
         known = f"about {cost_text(outlook.job, outlook.best_cost_j)} a run, {times(runs)} so far"
-        return f"batch size {batch_size} is the best known: {known}{why}", outlook.arms()
+        return f"batch size {batch_size} is the best known: {known}{outlook.law}{why}", outlook.arms()
 
     return Choice(
         batch_size,
@@ -308,70 +328,6 @@ def exploit(outlook: Outlook, *, uncut: bool, kind: ReasonKind = ReasonKind.EXPL
         cut=NoCut() if uncut else outlook.planned_cut(best),
         run_cost=lambda: outlook.run_cost(best),
     )
-
-
-def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
-    """Return the arm whose trial is expected to pay most, or None where none is expected to pay.
-
-    J of an arm (see `PlannedCut`) counts its cost up to the best cut, a run of the incumbent where it is stopped,
-    and what a cheaper arm would save over the horizon; it pays where that is less than a run of the incumbent.
-    """
-    if not arms:
-        return None
-    best_j = outlook.best_cost_j
-    expected = _trial_costs(outlook, arms)
-    cheapest = int(expected.argmin())
-    gain_j = best_j - float(expected[cheapest])
-    if gain_j <= 0:
-        return None
-    job, best, arm = outlook.job, outlook.incumbent, arms[cheapest]
-    assert best is not None
-    batch_size, runs = job.batch_sizes[arm], outlook.belief.runs[arm]
-
-    def tell() -> Explanation:
-        text = (
-            f"trying batch size {batch_size} is expected to pay by {cost_text(job, gain_j)} within "
-            f"{outlook.horizon:.0f} recurrences: a run is believed to cost about "
-            f"{cost_text(job, from_log(float(outlook.mu[arm])))} (give or take "
-            f"{100 * float(outlook.deviation[arm]):.0f} %) against {cost_text(job, best_j)} for "
-            f"{job.batch_sizes[best]}, the best known; {times(runs)} so far"
-        )
-        gains = {a: best_j - j for a, j in zip(arms, expected.tolist(), strict=True)}
-        return text, outlook.arms(gains=gains)
-
-    kind = ReasonKind.RETRY if outlook.view.ask.attempt > 1 else ReasonKind.EXPLORE
-    return Choice(
-        batch_size,
-        Reason.later(kind, tell, {**numbers(outlook), "gain_j": gain_j}),
-        cut=outlook.planned_cut(arm),
-        explores=True,
-        run_cost=lambda: outlook.run_cost(arm),
-    )
-
-
-def _trial_costs(outlook: Outlook, arms: Sequence[int]) -> Floats:
-    """Return J of some arms, in joules: averaged over the epoch cost where it has not been measured."""
-    epochs = outlook.belief.posterior
-    mean, covariance = outlook.costs
-    unprofiled = np.array([[outlook.unprofiled[arm]] for arm in arms])
-    points, weights = (_POINTS, _WEIGHTS) if unprofiled.any() else (_ONE_POINT, _ONE_WEIGHT)
-    column = np.array(arms)[:, None]
-    deviation = np.sqrt(np.maximum(covariance.diagonal()[column], 0.0))
-    per_epoch = np.exp(np.minimum(mean[column] + deviation * points, LARGEST_LOG))
-    _, planned = plan_many(
-        log_epochs=epochs.mean[column],
-        variance=epochs.variance[column],
-        noise=epochs.noise[column],
-        never=np.array([[outlook.never(arm)] for arm in arms]),
-        epoch_cost_j=per_epoch,
-        best_cost_j=outlook.best_cost_j,
-        horizon=outlook.horizon,
-        max_epochs=outlook.job.max_epochs,
-        once_j=None if outlook.once is None else outlook.once[column],
-    )
-    profiling = (outlook.belief.profiling_ratio - 1) * unprofiled * per_epoch
-    expected: Floats = (planned + profiling) @ weights
-    return expected
 
 
 def numbers(outlook: Outlook) -> dict[str, float]:
@@ -385,9 +341,10 @@ def numbers(outlook: Outlook) -> dict[str, float]:
 
 
 @lru_cache(maxsize=256)
-def _octaves(batch_sizes: tuple[int, ...]) -> list[float]:
-    octaves: list[float] = np.log2(np.array(batch_sizes, dtype=float)).tolist()
-    return octaves
+def octaves(batch_sizes: tuple[int, ...]) -> list[float]:
+    """Return log2 of every batch size."""
+    logs: list[float] = np.log2(np.array(batch_sizes, dtype=float)).tolist()
+    return logs
 
 
 @lru_cache(maxsize=64)

@@ -400,6 +400,7 @@ def lesson(job: Job, sample_costs: Mapping[str, Mapping[int, float]], observatio
         profiled=profiled,
         refused=observation.epochs_allowed == 0 and not converged,
         power_limit_w=observation.power_limit_w,
+        curve=observation.curve,
     )
 
 

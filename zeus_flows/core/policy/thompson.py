@@ -2,7 +2,8 @@
 
 A cost is drawn for every arm that was profiled, jointly, from what is believed of all of them; the cheapest draw
 runs. Draws are tempered: plain Thompson sampling explores for a horizon longer than most jobs live. An arm that was
-never profiled has no cost to draw yet: it is tried where that is expected to pay, as `lookahead` reckons it.
+never profiled has no cost to draw yet: it is tried where that is expected to pay, as `lookahead` reckons it. Where the
+best known arm draws the least cost, another may get a look (`core.policy.trials`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy import outlook as shared_belief
 from zeus_flows.core.policy.base import Choice, Policy, View, from_log
+from zeus_flows.core.policy.trials import best_look, best_trial, trial_cut
 from zeus_flows.core.reasons import Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
 
@@ -26,8 +28,11 @@ class Thompson(shared_belief.OnSharedBelief):
         forced = shared_belief.without_exploring(outlook)
         if forced is not None:
             return forced
-        trial = shared_belief.best_trial(outlook, [a for a in outlook.candidates if outlook.unprofiled[a]])
-        return trial or self._sample(outlook)
+        trial = best_trial(outlook, [a for a in outlook.candidates if outlook.unprofiled[a]])
+        if trial is not None:
+            return trial
+        sampled = self._sample(outlook)
+        return sampled if sampled.explores else best_look(outlook) or sampled
 
     def _sample(self, outlook: shared_belief.Outlook) -> Choice:
         job, belief, view, best = outlook.job, outlook.belief, outlook.view, outlook.incumbent
@@ -53,13 +58,13 @@ class Thompson(shared_belief.OnSharedBelief):
                 if runs
                 else f"no run has reached the target with it {'since epochs changed' if belief.resets else 'yet'}"
             )
-            return text, outlook.arms(drawn=drawn)
+            return text + outlook.law, outlook.arms(drawn=drawn)
 
         numbers = {**shared_belief.numbers(outlook), "drawn_cost_j": drawn_j, "drawn_best_cost_j": best_j}
         return Choice(
             batch_size,
             Reason.later(kind, tell, numbers),
-            cut=outlook.planned_cut(arm),
+            cut=trial_cut(outlook, arm),
             explores=arm != best,
             run_cost=lambda: outlook.run_cost(arm),
         )

@@ -13,8 +13,9 @@ import numpy as np
 
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import price
-from zeus_flows.core.early_stop import epochs_allowed
+from zeus_flows.core.early_stop import PlannedCut, epochs_allowed
 from zeus_flows.core.job import Job
+from zeus_flows.core.learning_curve import Curve, seen_by
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import best_limit
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, Parts, PowerProfile
@@ -94,6 +95,8 @@ class TraceTrainer:
             at = min(trace.profiles[b].measurements, key=lambda m: abs(m.power_limit_w - fixed_w))
             epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
         allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
+        if curve and isinstance(decision.cut, PlannedCut) and decision.cut.reference is not None:
+            allowed = _watched(decision.cut, curve, needed, cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
         converged = needed is not None and needed <= allowed
         epochs = needed if converged and needed is not None else allowed
         if not epochs and profiles and not self._free_refusals:
@@ -247,6 +250,21 @@ def replay(
         converged=tuple(o.converged for o in last),
         best_cost_j=trace.best_cost_j(job),
     )
+
+
+def _watched(
+    cut: PlannedCut, curve: Curve, needed: int | None, *, cost_j: float, max_epochs: int, once_j: float
+) -> int:
+    """Return how many epochs an attempt is allowed whose learning curve is looked at after each of them."""
+    last = max_epochs if needed is None else min(needed, max_epochs)
+    for epoch in range(max(cut.at_least, 1), last):
+        so_far = seen_by(curve, epoch)
+        allowed = epochs_allowed(
+            cut, epoch_cost_j=cost_j, max_epochs=max_epochs, once_j=once_j, curve=so_far, epoch=epoch
+        )
+        if allowed <= epoch:
+            return epoch
+    return last
 
 
 def _epoch(trace: Trace, batch_size: int, at: LimitMeasurement) -> Epoch:

@@ -49,10 +49,18 @@ def shifted(trace: Trace, shift: Shift) -> Trace:
         wanted = math.log2(batch_size) - shift.octaves
         return min(arms, key=lambda b: (abs(math.log2(b) - wanted), b))
 
+    def at(epoch: int) -> int:
+        return max(1, round(shift.times * epoch))
+
     epochs: Mapping[int, tuple[int | None, ...]] = {
-        b: tuple(None if e is None else max(1, round(shift.times * e)) for e in trace.epochs[source(b)]) for b in arms
+        b: tuple(None if e is None else at(e) for e in trace.epochs[source(b)]) for b in arms
     }
-    return replace(trace, epochs=epochs)
+    curves = {
+        b: tuple(tuple((at(epoch), metric) for epoch, metric in curve) for curve in trace.curves[source(b)])
+        for b in arms
+        if source(b) in trace.curves
+    }
+    return replace(trace, epochs=epochs, curves=curves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from zeus_flows.core.cost import price
 from zeus_flows.core.job import Job
+from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
@@ -30,7 +31,6 @@ OVERHEAD_COLUMNS = (
     *("evaluations_per_epoch", "evaluation_time", "evaluation_energy", "rest_time", "rest_energy"),
 )
 POWER_COLUMNS = ("dataset", "network", "batch_size", "optimizer", "power_limit", "time_per_epoch", "average_power")
-Curve = tuple[tuple[int, float], ...]  # (epoch, best metric so far), ascending
 SAMPLES_PER_EPOCH = 10_000  # traces are per epoch; any number serves to make per-sample profiles of them
 
 
