@@ -111,6 +111,8 @@ def take_half(every: Sequence[Cell], half: str | None) -> list[Cell]:
 def measure(found: Mapping[str, Sequence[Cell]], *, seeds: int, processes: int) -> list[Result]:
     """Replay every cell with every policy."""
     tasks = [(source, cell, seeds) for source, some in found.items() for cell in some]
+    if not tasks:
+        sys.exit("there is no cell to measure: every source is skipped, or has no workload in this half")
     results: list[Result] = []
     for done, (cell, some) in enumerate(_each(tasks, processes), start=1):
         results += some
