@@ -1,442 +1,123 @@
-"""Cumulative regret of our policies and of the published package, on the same traces and seeds, in one run.
+"""Cumulative regret of our policies, over the published package's or over `zeus-paper`'s, which makes its decisions.
 
     nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100] [--skip drift|elsewhere] [--json]
     nice python benchmarks/regret.py --traces FOLDER --speed    # only how fast a replay is
+    nice python benchmarks/regret.py --traces FOLDER --sources DATA [--half design|kept] [--skip SOURCE]
+    nice python benchmarks/regret.py --traces FOLDER --transfers
 
-Needs the extra `bench` (zeus 0.16). Ratios are to the published simulator (`zeus._legacy.simulate`) with its own
-random draws; geometric means over workloads. Intervals: 95 %, from a bootstrap over workloads and, within them, runs.
-Times are CPU seconds of this process, the least of several goes.
+The first two need the extra `bench` (zeus 0.16). Their ratios are to the published simulator
+(`zeus._legacy.simulate`) with its own random draws, on the same traces and seeds; geometric means over workloads.
+Intervals: 95 %, from a bootstrap over workloads and, within them, runs. Times are CPU seconds of this process, the
+least of several goes.
+
+`--sources` measures nothing but regret over `zeus-paper`'s on the published traces and on every source with a recipe in
+`benchmarks/sources/`, whose data are below DATA: 20, 50 and 200 recurrences, 10 seeds. Constants were tuned on the
+published traces and on every other workload of each recipe's source (`--half design`); the rest was kept aside to judge
+(`--half kept`). `--transfers` measures what 30 recurrences on one GPU spare a job on another.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import io
 import json
 import math
+import os
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from zeus_flows.core.records import decision_seed
-from zeus_flows.experiments.replay.comparison import dearest, default_run
-from zeus_flows.experiments.replay.replaying import Replay, replay, replay_job
-from zeus_flows.experiments.replay.shifts import SHIFTS, VARIANTS, DriftResult, across, mean, possible
-from zeus_flows.experiments.replay.traces import Trace, read_trace
-from zeus_flows.experiments.replay.workloads import JOBS, MODELS, model_trace
-from zeus_flows.recurrence.loop import Recurrence
-
-RECURRENCES = 50
-BETA, ETA = 2.0, 0.5
-POLICIES = ("lookahead", "thompson", "zeus", "zeus-paper")
-GPUS = ("v100", "p100")
-RESAMPLES = 2_000
-BUDGET = 0.05
+import regret_elsewhere
+import regret_published
+import regret_sources
+import regret_transfers
+from scores import Goals
+from sources import recipes
 
 
-class Published:
-    """The published package's simulator on one power trace."""
-
-    def __init__(self, folder: Path, gpu: str) -> None:
-        try:
-            import pandas
-            from zeus._legacy.job import Job
-            from zeus._legacy.policy.optimizer import JITPowerLimitOptimizer, PruningGTSBatchSizeOptimizer
-            from zeus._legacy.simulate import Simulator
-        except ImportError as error:
-            sys.exit(f"{error}; install the peers with: pip install 'zeus-flows[bench]'")
-        self._train = pandas.read_csv(folder / "summary_train.csv")
-        self._power = pandas.read_csv(folder / f"summary_power_{gpu}.csv")
-        self._job, self._simulator = Job, Simulator
-        self._limits, self._optimizer = JITPowerLimitOptimizer, PruningGTSBatchSizeOptimizer
-
-    def simulate(self, trace: Trace, seed: int, *, our_draws: bool = False) -> list[Any]:
-        """Return the history of one simulation; `our_draws` gives every decision the draws that ours would have."""
-        spec = JOBS[trace.workload]
-        job = self._job(
-            *(spec.dataset, spec.network, spec.optimizer, spec.target, spec.max_epochs), trace.default_batch_size
-        )
-        optimizer = (_seeded(self._optimizer) if our_draws else self._optimizer)(seed=seed, verbose=False)
-        simulator = self._simulator(
-            self._train, self._power, optimizer, self._limits(verbose=False), seed=seed, verbose=False
-        )
-        with contextlib.redirect_stdout(io.StringIO()):
-            history: list[Any] = simulator.simulate_one_job(job, RECURRENCES, BETA, ETA)
-        return history
+def finite(value: Any) -> Any:
+    """Return what JSON can say: nothing in the place of what is not a number."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {str(k): finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [finite(v) for v in value]
+        case _:
+            return value
 
 
-def _seeded(base: type) -> Any:
-    """Return the published optimizer with its random numbers drawn afresh, by our seed, for every decision."""
-
-    class Seeded(base):  # type: ignore[misc]
-        def register_job(self, job: Any, batch_sizes: list[int]) -> None:
-            super().register_job(job, batch_sizes)
-            self._recurrence, self._attempt = 1, 1
-
-        def _draws(self) -> np.random.Generator:
-            return np.random.default_rng(decision_seed(self.seed, self._recurrence, self._attempt))
-
-        def predict(self, job: Any) -> int:
-            if job in self.mabs:
-                self.mabs[job].rng = self._draws()
-            return int(super().predict(job))
-
-        def _construct_mab(self, job: Any, batch_sizes: list[int]) -> None:
-            super()._construct_mab(job, batch_sizes)
-            self.mabs[job].rng = self._draws()
-
-        def observe(self, job: Any, batch_size: int, cost: float, converged: bool | None = None) -> None:
-            super().observe(job, batch_size, cost, converged)
-            self._recurrence, self._attempt = (
-                (self._recurrence + 1, 1) if converged else (self._recurrence, self._attempt + 1)
-            )
-
-    return Seeded
-
-
-def published_regret(history: Sequence[Any], trace: Trace, best_j: float) -> float:
-    cost: float = sum(ETA * h.energy + (1 - ETA) * trace.gpu.max_power_w * h.time for h in history)
-    return cost / best_j - RECURRENCES
-
-
-def agree(history: Sequence[Any], trace: Trace, seed: int) -> bool:
-    """Return whether `zeus-paper` makes the same runs as the published package, given the same draws."""
-    ours: list[tuple[int, float, bool]] = []
-
-    def watch(recurrence: Recurrence) -> None:
-        ours.extend((o.batch_size, o.energy_j, o.converged) for _, o in recurrence.attempts if o.energy_j > 0)
-
-    replay(trace, replay_job(trace, "zeus-paper", eta=ETA, beta=BETA), recurrences=RECURRENCES, seed=seed, watch=watch)
-    theirs = [(int(h.bs), float(h.energy), bool(h.reached)) for h in history]
-    return len(ours) == len(theirs) and all(
-        a[0] == b[0] and math.isclose(a[1], b[1], rel_tol=1e-9) and a[2] == b[2]
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A policy's regret over the published one's: all workloads, each, and each left out."""
-
-    value: float
-    low: float
-    high: float
-    workloads: dict[str, float]
-    left_out: dict[str, float]
-
-
-Table = dict[str, NDArray[np.float64]]  # workload -> regret of each seed
-
-
-def geometric(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(math.log(max(v, 1e-9)) for v in values) / len(values))
-
-
-def ratio(ours: Table, theirs: Table) -> Ratio:
-    names = list(theirs)
-    each = {w: float(ours[w].mean() / theirs[w].mean()) for w in names}
-    rng = np.random.default_rng(0)
-    resampled = []
-    for _ in range(RESAMPLES):
-        picked = rng.choice(names, len(names))
-        values = []
-        for w in picked:
-            a, b = rng.choice(ours[w], len(ours[w])).mean(), rng.choice(theirs[w], len(theirs[w])).mean()
-            values.append(max(a, 1e-3) / max(b, 1e-3))
-        resampled.append(geometric(values))
-    low, high = np.quantile(resampled, [0.025, 0.975])
-    return Ratio(
-        value=geometric(list(each.values())),
-        low=float(low),
-        high=float(high),
-        workloads=each,
-        left_out={w: geometric([v for name, v in each.items() if name != w]) for w in names},
-    )
-
-
-def least_seconds(go: Callable[[], object], goes: int) -> float:
-    """Return the least CPU time of some goes."""
-    best = math.inf
-    for _ in range(goes):
-        began = time.process_time()
-        go()
-        best = min(best, time.process_time() - began)
-    return best
-
-
-def measure_gpu(folder: Path, gpu: str, seeds: int) -> dict[str, Any]:
-    published = Published(folder, gpu)
-    traces = {w: read_trace(folder, w, gpu, spec) for w, spec in JOBS.items()}
-    regret: dict[str, Table] = {p: {} for p in ("published", *POLICIES, "lookahead with budget")}
-    last: dict[str, dict[str, float]] = {p: {} for p in POLICIES}
-    saved: dict[str, float] = {}
-    dearest_share: dict[str, float] = {}
-    dearest_single: dict[str, float] = {}
-    dearest_ever: dict[str, float] = {}
-    agreed = compared = 0
-    for w, trace in traces.items():
-        print(f"  {gpu} {w}", file=sys.stderr)
-        best_j = trace.best_cost_j(replay_job(trace, "zeus-paper", eta=ETA))
-        theirs = [published_regret(published.simulate(trace, s), trace, best_j) for s in range(seeds)]
-        regret["published"][w] = np.array(theirs)
-        for s in range(min(seeds, 5)):
-            agreed += agree(published.simulate(trace, s, our_draws=True), trace, s)
-            compared += 1
-        for p in POLICIES:
-            job = replay_job(trace, p, eta=ETA, beta=BETA)
-            runs = [replay(trace, job, recurrences=RECURRENCES, seed=s) for s in range(seeds)]
-            regret[p][w] = np.array([r.regret for r in runs])
-            last[p][w] = mean(r.last(r.last_costs_j) / r.best_cost_j for r in runs)
-            if p == "zeus-paper":
-                energy = mean(r.last(r.last_energies_j) for r in _figure6(trace, seeds))
-                saved[w] = 100 * (1 - energy / default_run(trace, job).energy_j)
-        job = replay_job(trace, "lookahead", eta=ETA, beta=BETA, exploration_budget=BUDGET)
-        runs = [replay(trace, job, recurrences=RECURRENCES, seed=s) for s in range(seeds)]
-        regret["lookahead with budget"][w] = np.array([r.regret for r in runs])
-        default_j = default_run(trace, job).cost_j
-        dearest_share[w] = dearest(runs, default_j)
-        dearest_single[w] = max(dearest([r], default_j) for r in runs)
-        dearest_ever[w] = dearest(runs, default_j, since=2)
-    return {
-        "agreement": {"runs": compared, "identical": agreed},
-        "published_regret": {w: float(v.mean()) for w, v in regret["published"].items()},
-        "ratios": {p: ratio(regret[p], regret["published"]).__dict__ for p in regret if p != "published"},
-        "last_five_cost": {p: {"mean": mean(v.values()), **v} for p, v in last.items()},
-        "zeus_paper_energy_saved_percent": saved,
-        "dearest_with_budget": dearest_share,
-        "dearest_single_run_with_budget": dearest_single,
-        "dearest_ever_with_budget": dearest_ever,
-        **measure_speed(published, traces.values()),
-    }
-
-
-def measure_speed(published: Published, traces: Collection[Trace]) -> dict[str, dict[str, float]]:
-    """Return microseconds of CPU time a recurrence takes, and how many times faster than published that is."""
-    seconds = {"published": 0.0, **dict.fromkeys(POLICIES, 0.0)}
-    for trace in traces:
-        seconds["published"] += least_seconds(partial(published.simulate, trace, 1), 3)
-        for p in POLICIES:
-            go = partial(replay, trace, replay_job(trace, p), recurrences=RECURRENCES, seed=1)
-            seconds[p] += least_seconds(go, 8)
-    return {
-        "speed": {p: seconds["published"] / seconds[p] for p in POLICIES},
-        "microseconds": {p: 1e6 * s / (RECURRENCES * len(traces)) for p, s in seconds.items()},
-    }
-
-
-def show_speed(folder: Path, gpus: Sequence[str]) -> None:
-    for gpu in gpus:
-        traces = [read_trace(folder, w, gpu, spec) for w, spec in JOBS.items()]
-        r = measure_speed(Published(folder, gpu), traces)
-        figures = ", ".join(f"{p} {v:.1f} ({r['microseconds'][p]:.0f} us)" for p, v in r["speed"].items())
-        print(f"{gpu}: speed / published ({r['microseconds']['published']:.0f} us a recurrence): {figures}")
-
-
-def _figure6(trace: Trace, seeds: int) -> list[Replay]:
-    count = 2 * len(trace.batch_sizes) * len(trace.power_limits_w)
-    job = replay_job(trace, "zeus-paper", eta=ETA, beta=BETA)
-    return [replay(trace, job, recurrences=count, seed=s) for s in range(min(seeds, 5))]
-
-
-def measure_drift(folder: Path, gpu: str, seeds: int) -> list[dict[str, Any]]:
-    traces = [read_trace(folder, w, gpu, spec) for w, spec in JOBS.items()]
-    rows: list[dict[str, Any]] = []
-    for variant in VARIANTS:
-        print(f"  drift {variant.name}", file=sys.stderr)
-        results: dict[str, list[DriftResult]] = {}
-        cells: dict[str, float] = {}
-        for shift in SHIFTS:
-            for trace in (t for t in traces if possible(t, shift)):
-                runs = [across(trace, shift, variant, before=25, after=25, seed=s) for s in range(seeds)]
-                results.setdefault(shift.name, []).extend(runs)
-                cells[f"{shift.name}, {trace.workload}"] = mean(r.regret for r in runs)
-        moved = [r for name, runs in results.items() if name != "none" for r in runs]
-        still = results["none"]
-        delays = [r.delay for r in moved if r.delay is not None]
-        rows.append(
-            {
-                "variant": variant.name,
-                "regret": {name: mean(r.regret for r in runs) for name, runs in results.items()},
-                "cells": cells,
-                "false_alarms_per_100": 100 * sum(r.false_alarms for r in still) / (50 * len(still)),
-                "delay": mean(delays),
-                "noticed": len(delays) / len(moved),
-                "unconverged": sum(r.unconverged for r in moved),
-            }
-        )
-    return rows
-
-
-def elsewhere(folder: Path) -> Iterator[tuple[str, Trace, dict[str, Any]]]:
-    """Yield settings other than the paper's: eta, default batch sizes, targets, and modelled GPUs.
-
-    They are no held-out set: all but the targets were looked at while `thompson` was given its present form.
-    """
-    for gpu in ("v100", "p100"):
-        for w, spec in JOBS.items():
-            trace = read_trace(folder, w, gpu, spec)
-            for eta in (0.0, 1.0):
-                yield f"{gpu}, eta {eta:g}", trace, {"eta": eta}
-            usable = [b for b in trace.batch_sizes if math.isfinite(trace.mean_epochs(b))]
-            for name, b in (("smallest", usable[0]), ("middle", usable[len(usable) // 2]), ("largest", usable[-1])):
-                yield f"{gpu}, b0 {name}", read_trace(folder, w, gpu, spec, default_batch_size=b), {}
-    with (folder / "summary_train.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for w, spec in JOBS.items():
-        which = (spec.dataset, spec.network, spec.optimizer)
-        targets = {float(r["target_metric"]) for r in rows if (r["dataset"], r["network"], r["optimizer"]) == which}
-        others = sorted(targets - {spec.target}, key=lambda t: abs(t - spec.target))
-        for target in others[:4]:
-            trace = read_trace(folder, w, "v100", spec, target=target)
-            if math.isfinite(trace.mean_epochs(trace.default_batch_size)):
-                yield "v100, other targets", trace, {}
-    for gpu in ("a40", "rtx6000"):
-        for w in MODELS:
-            yield f"{gpu}, modelled", model_trace(w, gpu), {}
-
-
-def measure_elsewhere(folder: Path, seeds: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return ratios to `zeus-paper`, which makes the published package's decisions, in other settings."""
-    found: dict[str, dict[str, list[tuple[float, str]]]] = {}
-    for name, trace, changes in elsewhere(folder):
-        means = {}
-        for p in ("zeus-paper", "lookahead", "thompson"):
-            job = replay_job(trace, p, **changes)
-            runs = (replay(trace, job, recurrences=RECURRENCES, seed=s) for s in range(seeds))
-            means[p] = max(mean(r.regret for r in runs), 1e-3)
-        for p in ("lookahead", "thompson"):
-            found.setdefault(name, {}).setdefault(p, []).append((means[p] / means["zeus-paper"], trace.workload))
-    return {
-        name: {
-            p: {"value": geometric([v for v, _ in cells]), "worst": max(cells)[0], "worst_workload": max(cells)[1]}
-            for p, cells in policies.items()
-        }
-        for name, policies in found.items()
-    }
-
-
-def goals(result: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """Return what was aimed at, what came of it, and whether it is met."""
-    lines = []
-
-    def goal(text: str, value: float, most: float, *, at_least: bool = False) -> None:
-        met = value >= most if at_least else value <= most
-        sign = "at least" if at_least else "at most"
-        lines.append((f"{text}: {sign} {most:g}", f"{value:.3g}", met))
-
-    for gpu, r in result["gpus"].items():
-        ratios = r["ratios"]
-        goal(f"lookahead, {gpu}", ratios["lookahead"]["value"], 0.30)
-        goal(f"lookahead, {gpu}, worst workload", max(ratios["lookahead"]["workloads"].values()), 1.0)
-        goal(f"thompson, {gpu}", ratios["thompson"]["value"], 0.45 if gpu == "v100" else 0.50)
-        goal(f"thompson, {gpu}, worst workload", max(ratios["thompson"]["workloads"].values()), 1.3)
-        for p in ("lookahead", "thompson"):
-            goal(f"{p}, {gpu}, last five cost / best arm", r["last_five_cost"][p]["mean"], 1.01)
-        goal(f"lookahead with a budget of 5 %, {gpu}", ratios["lookahead with budget"]["value"], 0.45)
-        for what, key in (
-            ("mean over seeds, from the 20th recurrence on", "dearest_with_budget"),
-            ("every single run, from the 20th recurrence on", "dearest_single_run_with_budget"),
-            ("mean over seeds, from the 2nd recurrence on", "dearest_ever_with_budget"),
-        ):
-            goal(f"cumulative cost / default with that budget, {what}, {gpu}", max(r[key].values()), 1.05)
-        goal(f"replay speed of zeus-paper, {gpu}", r["speed"]["zeus-paper"], 100, at_least=True)
-        for p in ("lookahead", "thompson"):
-            goal(f"replay speed of {p}, {gpu}", r["speed"][p], 12, at_least=True)
-        same = r["agreement"]
-        goal(f"runs identical to the published package, {gpu}", same["identical"] / same["runs"], 1.0, at_least=True)
-    if result.get("drift"):
-        rows = {row["variant"]: row for row in result["drift"]}
-        moved = [s.name for s in SHIFTS if s.name != "none"]
-        peer = rows["zeus-paper, window 10"]
-        for name in ("lookahead, reset", "thompson, reset"):
-            ours = rows[name]
-            goal(
-                f"after shifts, mean regret of {name} / zeus-paper, window 10",
-                mean(ours["regret"][s] for s in moved) / mean(peer["regret"][s] for s in moved),
-                0.7,
-            )
-            goal(f"the same, worst shift, {name}", max(ours["regret"][s] / peer["regret"][s] for s in moved), 1.3)
-            goal(f"recurrences without the target after shifts, {name}", ours["unconverged"], 0)
-    return lines
-
-
-def show(result: dict[str, Any]) -> None:
-    for gpu, r in result["gpus"].items():
-        print(f"\n{gpu}: cumulative regret at {RECURRENCES} recurrences / published, {result['seeds']} seeds")
-        print(
-            f"{'':24}{'all':>7} {'95 % interval':>15}  "
-            + " ".join(f"{w[:11]:>12}" for w in JOBS)
-            + "   left out: worst"
-        )
-        for p, v in r["ratios"].items():
-            each = " ".join(f"{v['workloads'][w]:12.2f}" for w in JOBS)
-            interval = f"{v['low']:.2f} to {v['high']:.2f}"
-            print(f"{p:24}{v['value']:7.3f} {interval:>15}  {each}   {max(v['left_out'].values()):.3f}")
-        each = " ".join(f"{r['published_regret'][w]:12.2f}" for w in JOBS)
-        print(f"{'published, regret':24}{'':7} {'':>15}  {each}")
-        print("speed / published: " + ", ".join(f"{p} {v:.1f}" for p, v in r["speed"].items()))
-        saved = r["zeus_paper_energy_saved_percent"].values()
-        print(f"zeus-paper, last-five energy saved: {min(saved):.1f} % to {max(saved):.1f} %")
-        same = r["agreement"]
-        print(f"zeus-paper, simulations identical to the published package: {same['identical']} of {same['runs']}")
-    if result.get("drift"):
-        print(f"\ndrift ({result['drift_gpu']}): regret in the 25 recurrences after a shift at the 25th")
-        names = [s.name for s in SHIFTS]
-        print(f"{'':24}" + " ".join(f"{n[:14]:>15}" for n in names) + "  alarms/100  noticed  delay  failed")
-        for row in result["drift"]:
-            cells = " ".join(f"{row['regret'][n]:15.2f}" for n in names)
-            alarms = f"{row['false_alarms_per_100']:12.2f} {100 * row['noticed']:6.0f} % {row['delay']:6.1f}"
-            print(f"{row['variant']:24}{cells}{alarms} {row['unconverged']:7}")
-    if result.get("elsewhere"):
-        print(f"\nelsewhere: regret / zeus-paper in other settings than the paper's, {result['elsewhere_seeds']} seeds")
-        for name, policies in result["elsewhere"].items():
-            figures = (
-                f"{p} {v['value']:.2f} (worst {v['worst']:.2f}, {v['worst_workload']})" for p, v in policies.items()
-            )
-            print(f"{name:24}" + ", ".join(figures))
-    print("\ngoals")
-    for text, value, met in result["goals"]:
-        print(f"  {'met    ' if met else 'NOT MET'}  {text}: {value}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--gpu", action="append", dest="gpus")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--drift-seeds", type=int, default=10)
-    parser.add_argument("--elsewhere-seeds", type=int, default=4)
-    parser.add_argument("--skip", choices=["drift", "elsewhere"], action="append", default=[])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--speed", action="store_true", help="measure nothing but replay speed")
-    options = parser.parse_args()
-    if options.speed:
-        show_speed(options.traces, options.gpus or GPUS)
-        return
-    result: dict[str, Any] = {"seeds": options.seeds, "gpus": {}}
-    for gpu in options.gpus or GPUS:
-        result["gpus"][gpu] = measure_gpu(options.traces, gpu, options.seeds)
+def published(options: argparse.Namespace, goal: Goals) -> dict[str, Any]:
+    """Measure, and show, what is compared with the published package."""
+    seeds = options.seeds or 20
+    result: dict[str, Any] = {"seeds": seeds, "gpus": {}}
+    for gpu in options.gpus or regret_published.GPUS:
+        result["gpus"][gpu] = regret_published.measure_gpu(options.traces, gpu, seeds)
     if "drift" not in options.skip:
         result["drift_gpu"] = next(iter(result["gpus"]))
-        result["drift"] = measure_drift(options.traces, result["drift_gpu"], options.drift_seeds)
+        result["drift"] = regret_elsewhere.measure_drift(options.traces, result["drift_gpu"], options.drift_seeds)
     if "elsewhere" not in options.skip:
         print("  elsewhere", file=sys.stderr)
         result["elsewhere_seeds"] = options.elsewhere_seeds
-        result["elsewhere"] = measure_elsewhere(options.traces, options.elsewhere_seeds)
-    result["goals"] = goals(result)
+        result["elsewhere"] = regret_elsewhere.measure_elsewhere(options.traces, options.elsewhere_seeds)
+    regret_published.goals(result["gpus"], goal)
+    if "drift" in result:
+        regret_elsewhere.goals(result["drift"], goal)
+    if not options.json:
+        regret_published.show(result["gpus"], seeds)
+        if "drift" in result:
+            regret_elsewhere.show_drift(result["drift"], result["drift_gpu"])
+        if "elsewhere" in result:
+            regret_elsewhere.show_elsewhere(result["elsewhere"], options.elsewhere_seeds)
+    return result
+
+
+def others(options: argparse.Namespace, goal: Goals) -> dict[str, Any]:
+    """Measure, and show, what is compared with `zeus-paper` on all sources, or with starting anew on a GPU."""
+    seeds = options.seeds or 10
+    result: dict[str, Any] = {"seeds": seeds}
+    if options.sources:
+        gathered = regret_sources.gather(options.traces, options.sources, skip=options.skip, half=options.half)
+        results = regret_sources.measure(gathered, seeds=seeds, processes=options.processes)
+        result |= {"half": options.half, "by_source": (found := regret_sources.summary(results))}
+        regret_sources.goals(found, goal)
+        if not options.json:
+            regret_sources.show(found, seeds)
+    if options.transfers:
+        every = regret_transfers.transfers(options.traces)
+        outcomes = regret_transfers.measure(every, seeds=seeds, processes=options.processes)
+        result["transfers"] = found = regret_transfers.summary(outcomes)
+        regret_transfers.goals(found, goal)
+        if not options.json:
+            regret_transfers.show(found, seeds)
+    return result
+
+
+def main() -> None:
+    sources = [regret_sources.PUBLISHED, *(r.name for r in recipes())]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, required=True, help="folder of the published traces")
+    parser.add_argument("--sources", type=Path, metavar="DATA", help="folder that the recipes' files are below")
+    parser.add_argument("--transfers", action="store_true", help="measure what is learnt for other GPUs")
+    parser.add_argument("--speed", action="store_true", help="measure nothing but replay speed")
+    parser.add_argument("--gpu", action="append", dest="gpus")
+    parser.add_argument("--seeds", type=int, help="20; with --sources or --transfers 10")
+    parser.add_argument("--drift-seeds", type=int, default=10)
+    parser.add_argument("--elsewhere-seeds", type=int, default=4)
+    parser.add_argument("--half", choices=["design", "kept"], help="of the workloads of each source with a recipe")
+    parser.add_argument("--skip", choices=["drift", "elsewhere", *sources], action="append", default=[])
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for --sources and --transfers")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.speed:
+        regret_published.show_speed(options.traces, options.gpus or regret_published.GPUS)
+        return
+    goal = Goals()
+    result = (others if options.sources or options.transfers else published)(options, goal)
     if options.json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(finite(result | {"goals": goal.lines}), indent=2))
     else:
-        show(result)
+        goal.show()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import math
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
@@ -26,6 +26,7 @@ SMALLEST_ARM = 16  # batch sizes are scaled so that the smallest is this one, an
 SHORTEST = 10.0  # epochs of the batch size that needs fewest, where amounts are samples
 CHIP = "v100"
 LIMITS_W = tuple(range(250, 99, -25))
+COLUMNS = {"workload", "batch_size", "run", "amount", "unit", "level"}
 PATIENCE = 2  # max_epochs, in units of the longest run that reached the target
 
 Runs = list[tuple[int | None, tuple[tuple[int, float], ...]]]  # epochs to the target, and (epoch, level) on the way
@@ -41,7 +42,8 @@ class Recipe:
         licence: Of the data.
         file: Below the data folder.
         sha256: Of the file.
-        columns: `amount`, and where there are such columns `unit` (epochs or samples) and `level` (1 is the target).
+        columns: What the file calls `workload`, `batch_size` and `run`, where not so; `amount`, in epochs unless
+            a column `unit` says samples; and `level`, where curves are told (1 is the target).
     """
 
     name: str
@@ -61,19 +63,42 @@ class Cell:
     trace: Trace
 
 
-def recipes() -> list[Recipe]:
-    """Return the recipes there are."""
-    return [Recipe(name=f.stem, **tomllib.loads(f.read_text())) for f in sorted(RECIPES.glob("*.toml"))]
+def recipes(folder: Path = RECIPES) -> list[Recipe]:
+    """Return the recipes there are; leave with a message where one is broken."""
+    return [_recipe(file) for file in sorted(folder.glob("*.toml"))]
+
+
+def _recipe(file: Path) -> Recipe:
+    try:
+        content = tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError as error:
+        sys.exit(f"{file}: {error}")
+    wanted = {field.name for field in fields(Recipe)} - {"name"}
+    if content.keys() != wanted:
+        sys.exit(f"{file}: a recipe has {', '.join(sorted(wanted))}; this one has {', '.join(sorted(content))}")
+    columns = content["columns"]
+    if "amount" not in columns or not COLUMNS.issuperset(columns):
+        sys.exit(
+            f"{file}: columns are {', '.join(sorted(COLUMNS))}, amount at least; here {', '.join(sorted(columns))}"
+        )
+    return Recipe(name=file.stem, **content)
 
 
 def cells(recipe: Recipe, data: Path) -> list[Cell]:
-    """Return the cells of a source."""
-    return [
-        cell
-        for workload, arms in sorted(_read(recipe, data).items())
-        for half in HALF_POINTS
-        for cell in _cells(f"{recipe.name}/{workload}", arms, half)
-    ]
+    """Return the cells of a source; leave with a message where its file is not as the recipe says."""
+    found: list[Cell] = []
+    for workload, arms in sorted(_read(recipe, data).items()):
+        if not _usable(arms):
+            print(f"{recipe.name}/{workload} is left out: no batch size always reaches the target", file=sys.stderr)
+            continue
+        for half in HALF_POINTS:
+            found += _cells(f"{recipe.name}/{workload}", arms, half)
+    return found
+
+
+def _usable(arms: Mapping[int, Runs]) -> list[int]:
+    """Return the batch sizes that always reach the target."""
+    return [b for b, runs in arms.items() if all(needed is not None for needed, _ in runs)]
 
 
 def _cells(workload: str, arms: Mapping[int, Runs], half: float) -> Iterator[Cell]:
@@ -85,7 +110,7 @@ def _cells(workload: str, arms: Mapping[int, Runs], half: float) -> Iterator[Cel
         epochs = [(float(w), *chip.epoch(load.at(b, chip), float(w))) for w in LIMITS_W]
         measured = (LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds) for limit, seconds, watts in epochs)
         profiles[b] = PowerProfile(b, gpu, tuple(measured))
-    usable = [b for b, runs in arms.items() if all(needed is not None for needed, _ in runs)]
+    usable = _usable(arms)
     longest = max(needed for b in usable for needed, _ in arms[b] if needed is not None)
     picks = {"smallest": usable[0], "middle": usable[len(usable) // 2], "largest": usable[-1]}
     for which, b0 in picks.items():
@@ -103,18 +128,33 @@ def _cells(workload: str, arms: Mapping[int, Runs], half: float) -> Iterator[Cel
 
 def _read(recipe: Recipe, data: Path) -> dict[str, dict[int, Runs]]:
     """Return each workload's arms, ascending and scaled, with their runs in whole epochs."""
-    content = (data / recipe.file).read_bytes()
+    file = data / recipe.file
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        sys.exit(f"{error}; sources/{recipe.name}.toml says where it comes from: {recipe.citation}")
     if hashlib.sha256(content).hexdigest() != recipe.sha256:
-        sys.exit(f"{data / recipe.file} is not the file that sources/{recipe.name}.toml describes: its hash differs")
+        sys.exit(f"{file} is not the file that sources/{recipe.name}.toml describes: its hash differs")
+    reader = csv.DictReader(content.decode().splitlines())
+    named = {"workload": "workload", "batch_size": "batch_size", "run": "run"} | dict(recipe.columns)
+    if missing := [column for column in named.values() if column not in (reader.fieldnames or ())]:
+        sys.exit(f"{file} has no column {', '.join(missing)}, which sources/{recipe.name}.toml names")
     amounts: dict[str, dict[int, dict[str, dict[float, float | None]]]] = {}
     in_samples = set()
-    for row in csv.DictReader(content.decode().splitlines()):
-        level = float(row[recipe.columns["level"]]) if "level" in recipe.columns else 1.0
-        amount = row[recipe.columns["amount"]]
+    for line in reader:
+        if None in line or None in line.values():
+            sys.exit(
+                f"{file}:{reader.line_num}: the header has {len(reader.fieldnames or ())} cells, this line has not"
+            )
+        row = {name: line[column] for name, column in named.items()}
+        try:
+            batch_size, level = int(row["batch_size"]), float(row.get("level", 1.0))
+            amount = float(row["amount"]) if row["amount"] else None
+        except ValueError as error:
+            sys.exit(f"{file}:{reader.line_num}: {error}")
         arms = amounts.setdefault(row["workload"], {})
-        run = arms.setdefault(int(row["batch_size"]), {}).setdefault(row["run"], {})
-        run[level] = float(amount) if amount else None
-        if row.get(recipe.columns.get("unit", ""), "epochs") == "samples":
+        arms.setdefault(batch_size, {}).setdefault(row["run"], {})[level] = amount
+        if row.get("unit") == "samples":
             in_samples.add(row["workload"])
     return {w: _in_epochs(arms, samples=w in in_samples) for w, arms in amounts.items()}
 
