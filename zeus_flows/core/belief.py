@@ -32,6 +32,7 @@ DISCOUNT = 0.95  # what a run's weight is multiplied by with each run after it, 
 PROFILING_RATIO = 1.15  # what a profiling epoch costs, in epochs at the best limit, before any was seen
 
 A_LOOK = 0.2  # share of a reference's epochs after which curves are compared
+FIRST_RUNS = 3  # of an arm, whose curves are compared with what came of them
 DOUBT_WEIGHT = 2.0  # how many comparisons the usual variance of curves is worth
 DOUBT = (0.25, 25.0)  # least and greatest factor on that variance
 
@@ -226,10 +227,14 @@ class EpochsBelief:
         return tuple(completed), newest
 
     def _missed(self, arm: int, value: float, curve: Curve) -> Runs:
-        """Return how far curves were off, with what this completed run's would have foretold after a look."""
-        reference, epochs = self.reference(arm), math.exp(value)
+        """Return how far curves were off, with what this completed run's would have foretold after a look.
+
+        An arm's first runs are looked at: those are what curves are asked about.
+        """
+        epochs = math.exp(value)
         at = max(math.ceil(A_LOOK * epochs), 2)
-        if reference is None or at >= epochs:
+        reference = self.reference(arm) if at < epochs and self.completed[arm].count < FIRST_RUNS else None
+        if reference is None:
             return self.misses
         foretold = forecast(replace(reference, doubt=1.0), seen_by(curve, at), at)
         if foretold is None:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from scipy.linalg.lapack import dposv
 
-from zeus_flows.core.gaussian import Floats, Integers, kernel
+from zeus_flows.core.gaussian import Floats, Integers, kernel, plus_diagonal
 from zeus_flows.core.lazy import lazy
 
 CRITICAL = tuple(range(-4, 9))  # octaves from b0 at which the critical batch size may lie: one law each
@@ -76,25 +77,22 @@ def posterior(
     """
     prior = _prior(batch_sizes, default_batch_size)
     if not len(seen):
-        share = prior.odds[:, None] * np.full(len(CRITICAL), 1 / len(CRITICAL))
-        return _mixed(share, np.stack([prior.means] * len(WIDTHS)), prior.covariances, noise)
+        return _mixed(prior.odds, np.stack([prior.means] * len(WIDTHS)), prior.covariances, noise)
     arms = len(batch_sizes)
-    cross = prior.covariances[:, seen]
-    spread = cross[:, :, seen]
-    spread[:, np.arange(len(seen)), np.arange(len(seen))] += variances
-    residuals = values - prior.means[:, seen]
-    both = np.concatenate([cross, np.broadcast_to(residuals.T, (len(WIDTHS), *residuals.T.shape))], axis=2)
-    solved = np.linalg.solve(spread, both)
-    gain, whitened = solved[:, :, :arms], solved[:, :, arms:]
-    logs = np.log(prior.odds)[:, None] - 0.5 * (residuals.T * whitened).sum(axis=1)
-    logs -= 0.5 * np.linalg.slogdet(spread)[1][:, None]
-    weights = np.exp(logs - logs.max())
-    return _mixed(
-        weights / weights.sum(),
-        prior.means + residuals @ gain,
-        prior.covariances - cross.transpose(0, 2, 1) @ gain,
-        noise,
-    )
+    expected, at_each_width = _looked_up(batch_sizes, default_batch_size, tuple(seen.tolist()))
+    residuals = values - expected
+    means, covariances, logs = [], [], []
+    for covariance, (cross, square) in zip(prior.covariances, at_each_width, strict=True):
+        # Straight from LAPACK: for a handful of arms `numpy.linalg` takes longer to begin than to compute.
+        both = np.concatenate((cross, residuals.T), axis=1)
+        root, solved, _ = dposv(plus_diagonal(square.copy(), variances), both, lower=1)
+        gain, whitened = solved[:, :arms], solved[:, arms:]
+        means.append(prior.means + residuals @ gain)
+        covariances.append(covariance - cross.T @ gain)
+        logs.append(-0.5 * np.einsum("qa,aq->q", residuals, whitened) - sum(map(math.log, root.diagonal().tolist())))
+    likelihoods = np.array(logs)
+    weights = prior.odds * np.exp(likelihoods - likelihoods.max())
+    return _mixed(weights / weights.sum(), np.array(means), np.array(covariances), noise)
 
 
 def growth_text(change: float) -> str:
@@ -114,15 +112,24 @@ def _mixed(weights: Floats, means: Floats, covariances: Floats, noise: Floats) -
     each, of_each = weights.ravel(), means.reshape(-1, means.shape[-1])
     mean = each @ of_each
     off = of_each - mean
-    within = np.tensordot(weights.sum(axis=1), covariances, 1)
-    return Posterior(mean, within + (off * each[:, None]).T @ off, noise, weights.sum(axis=0))
+    within = (weights.sum(axis=1) @ covariances.reshape(len(covariances), -1)).reshape(covariances.shape[1:])
+    return Posterior(mean, within + (off.T * each) @ off, noise, weights.sum(axis=0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Prior:
     means: Floats  # of each law
     covariances: Floats  # of each width
-    odds: Floats  # of each width
+    odds: Floats  # of each width and law
+
+
+@lru_cache(maxsize=1024)
+def _looked_up(
+    batch_sizes: tuple[int, ...], default_batch_size: int, seen: tuple[int, ...]
+) -> tuple[Floats, list[tuple[Floats, Floats]]]:
+    """Return what each law expects of some arms, and their covariances with all arms and with each other."""
+    prior, arms = _prior(batch_sizes, default_batch_size), list(seen)
+    return prior.means[:, arms], [(c[arms], c[np.ix_(arms, arms)]) for c in prior.covariances]
 
 
 @lru_cache(maxsize=256)
@@ -134,5 +141,5 @@ def _prior(batch_sizes: tuple[int, ...], default_batch_size: int) -> _Prior:
     return _Prior(
         means=MEAN + np.where(octaves <= 0, laws, SLOPE_ABOVE * octaves),
         covariances=np.stack([LEVEL**2 + width**2 * shape for width in WIDTHS]),
-        odds=np.array(ODDS) / sum(ODDS),
+        odds=np.repeat(np.array(ODDS)[:, None] / sum(ODDS), len(CRITICAL), axis=1) / len(CRITICAL),
     )

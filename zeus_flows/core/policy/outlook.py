@@ -153,6 +153,18 @@ class Outlook:
         assert self.incumbent is not None
         return from_log(float(self.mu[self.incumbent]))
 
+    @lazy
+    def epoch_j(self) -> list[float]:
+        """What an epoch of each arm is believed to cost."""
+        costs: list[float] = np.exp(np.minimum(self.costs[0], LARGEST_LOG)).tolist()
+        return costs
+
+    @lazy
+    def wasted(self) -> float:
+        """What was spent on arms that never reached the target, in runs of the incumbent."""
+        stopped = zip(self.belief.stopped, self.belief.runs, self.epoch_j, strict=True)
+        return sum(s.epochs * epoch_j for s, runs, epoch_j in stopped if s.count and not runs) / self.best_cost_j
+
     @property
     def horizon(self) -> float:
         """Recurrences over which a better arm would pay."""

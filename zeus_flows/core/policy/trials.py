@@ -43,19 +43,12 @@ class Look:
         epochs: How long; twice as long as the longest so far, up to what a run of the best known arm costs.
         price: What that costs, in runs of the best known arm.
         worth: What it is expected to bring, in the same units.
-        affordable: Whether looks so far and this one stay within what they may cost together.
     """
 
     arm: int
     epochs: int
     price: float
     worth: float
-    affordable: bool
-
-    @property
-    def pays(self) -> bool:
-        """Whether the arm should be looked at."""
-        return self.affordable and self.worth > self.price
 
 
 def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
@@ -127,7 +120,7 @@ def trial_cut(outlook: Outlook, arm: int) -> Cut:
     if outlook.belief.runs[arm] or outlook.belief.reference(arm) is None:
         return outlook.planned_cut(arm)
     look = look_at(outlook, arm)
-    return outlook.planned_cut(arm, at_least=look.epochs if look.pays else 1)
+    return outlook.planned_cut(arm, at_least=1 if look is None else look.epochs)
 
 
 def best_look(outlook: Outlook) -> Choice | None:
@@ -140,10 +133,9 @@ def best_look(outlook: Outlook) -> Choice | None:
     if outlook.view.ask.attempt > 1:
         return None
     reach = range(max(outlook.tried[0] - 1, 0), min(outlook.tried[-1] + 2, len(job.batch_sizes)))
-    looks = [look_at(outlook, arm) for arm in reach if outlook.alive[arm] and not belief.runs[arm]]
-    look = max(
-        (look for look in looks if look.pays), key=lambda look: (look.worth - look.price, look.arm), default=None
-    )
+    arms = [arm for arm in reach if outlook.alive[arm] and not belief.runs[arm]]
+    paying = [look for arm in arms if (look := look_at(outlook, arm)) is not None]
+    look = max(paying, key=lambda look: (look.worth - look.price, look.arm), default=None)
     if look is None:
         return None
     batch_size, best = job.batch_sizes[look.arm], job.batch_sizes[outlook.incumbent or 0]
@@ -166,32 +158,31 @@ def best_look(outlook: Outlook) -> Choice | None:
     )
 
 
-def look_at(outlook: Outlook, arm: int) -> Look:
-    """Return what a look at an arm would take and bring.
+def look_at(outlook: Outlook, arm: int) -> Look | None:
+    """Return a look at an arm; None where it would not pay, or take more than looks may cost together.
 
     What it brings is E[(C_best - C)+] over the horizon, under the chance that epochs jump: log C is Gaussian, as wide
     as a jump from the nearest arm that ran, narrowed by what the arm's own runs said.
     """
-    belief, best = outlook.belief, outlook.incumbent
-    assert best is not None
-    epoch_j = from_log(float(outlook.costs[0][arm]))
-    reference, longest = belief.reference(arm), belief.stopped[arm].longest
-    epochs = most = max(1, math.ceil(min(outlook.best_cost_j / epoch_j, outlook.job.max_epochs)))
+    belief, best_j, epoch_j = outlook.belief, outlook.best_cost_j, outlook.epoch_j[arm]
+    room = ALLOWANCE * math.log1p(belief.completions) - outlook.wasted
+    if room * best_j < epoch_j:
+        return None
+    reference = belief.reference(arm)
+    epochs = max(1, math.ceil(min(best_j / epoch_j, outlook.job.max_epochs)))
     if reference is not None:
-        epochs = min(max(SHORTEST_LOOK, math.ceil(A_LOOK * reference.epochs), 2 * longest), most)
-    price = epochs * epoch_j / outlook.best_cost_j
-    off, deviation = _jump(outlook, arm)
-    z = (float(outlook.mu[best]) - off) / deviation
-    chance = float(ndtr(z))
-    gain = chance - math.exp(min(off - float(outlook.mu[best]) + 0.5 * deviation**2, 50.0)) * float(ndtr(z - deviation))
-    horizon = HORIZON + LOOK_HORIZON_GROWTH * belief.completions
-    return Look(
-        arm=arm,
-        epochs=epochs,
-        price=price if reference is not None else price * (1 - JUMPS * chance),
-        worth=JUMPS * horizon * gain,
-        affordable=_spent(outlook) + price <= ALLOWANCE * math.log1p(belief.completions),
-    )
+        epochs = min(max(SHORTEST_LOOK, math.ceil(A_LOOK * reference.epochs), 2 * belief.stopped[arm].longest), epochs)
+    price = epochs * epoch_j / best_j
+    if price > room:
+        return None
+    mean, deviation = _jump(outlook, arm)
+    off = mean - math.log(best_j)
+    chance = float(ndtr(-off / deviation))
+    gain = chance - math.exp(min(off + 0.5 * deviation**2, 50.0)) * float(ndtr(-off / deviation - deviation))
+    if reference is None:
+        price *= 1 - JUMPS * chance
+    worth = JUMPS * (HORIZON + LOOK_HORIZON_GROWTH * belief.completions) * gain
+    return Look(arm, epochs, price, worth) if worth > price else None
 
 
 def _jump(outlook: Outlook, arm: int) -> tuple[float, float]:
@@ -206,13 +197,3 @@ def _jump(outlook: Outlook, arm: int) -> tuple[float, float]:
         off = narrowed / said.variance * (said.log_epochs - float(posterior.mean[arm]))
         variance = narrowed
     return float(outlook.mu[arm]) + off, math.sqrt(variance + max(float(outlook.costs[1][arm, arm]), 0.0))
-
-
-def _spent(outlook: Outlook) -> float:
-    """Return what was spent on arms that never reached the target, in runs of the best known arm."""
-    logs = outlook.costs[0]
-    return math.fsum(
-        stopped.epochs * from_log(float(logs[arm])) / outlook.best_cost_j
-        for arm, stopped in enumerate(outlook.belief.stopped)
-        if stopped.count and not outlook.belief.runs[arm]
-    )
