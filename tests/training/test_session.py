@@ -13,8 +13,9 @@ from tests.builders import decision
 from tests.training import rig
 from tests.training.rig import LIMITS, SAMPLES, Loader, job_file, v100
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.early_stop import CostCut
+from zeus_flows.core.early_stop import CostCut, PlannedCut
 from zeus_flows.core.job import Mode
+from zeus_flows.core.learning_curve import Reference
 from zeus_flows.core.power import best_limit, epoch_cost
 from zeus_flows.core.power_profile import PowerProfile
 from zeus_flows.core.records import Decision, Observation, Outcome
@@ -139,6 +140,24 @@ def test_an_attempt_stops_before_the_epoch_that_would_cross_the_cut(attempt: Cal
     observed, _ = attempt(decided=decision(1, cut=cut), known=profile)
     assert (observed.outcome, observed.epochs, observed.epochs_allowed) == (Outcome.STOPPED, 3, 3)
     assert "would cross the threshold of" in observed.detail
+
+
+def test_an_attempt_whose_curve_leads_goes_on_and_one_whose_curve_lags_is_stopped(
+    attempt: Callable[..., Outcome_],
+) -> None:
+    profile = attempt(0.95)[0].profile
+    assert profile is not None
+    file = job_file(max_epochs=40)
+    one_epoch = epoch_cost(file.core(), profile, samples_per_epoch=SAMPLES)
+    reference = Reference(((1, 0.2), (4, 0.5), (8, 0.7), (20, 0.9)))
+    cut = PlannedCut(math.log(40), 0.09, 0.01, 0.05, 20 * one_epoch, 12.0, at_least=3, reference=reference)
+    leading, lagging = (0.3, 0.5, 0.7, 0.75, 0.8, 0.85, 0.95), (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
+    observed, _ = attempt(*leading, file=file, decided=decision(1, cut=cut), known=profile)
+    assert (observed.outcome, observed.epochs) == (Outcome.CONVERGED, 7)
+    assert observed.curve[:3] == ((1, 0.3), (2, 0.5), (3, 0.7))
+    observed, _ = attempt(*lagging, file=file, decided=decision(1, cut=cut), known=profile)
+    assert (observed.outcome, observed.epochs) == (Outcome.STOPPED, 3)
+    assert "its learning curve says about 60.0" in observed.detail
 
 
 def test_the_epoch_that_reaches_the_target_counts_even_where_it_is_the_last_allowed(
