@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +20,6 @@ from zeus_flows.core import laws
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Drift, Job, WindowOf
-from zeus_flows.core.lazy import lazy
 from zeus_flows.core.learning_curve import ROUNDING, Curve, Reference, forecast, seen_by
 from zeus_flows.core.surprise import Surprises, surprise
 
@@ -114,7 +114,7 @@ class EpochsBelief:
             batch_sizes, default_batch_size, (Runs(),) * n, (None,) * n, (False,) * n, (StoppedRuns(),) * n, ((),) * n
         )
 
-    @lazy
+    @cached_property
     def runs(self) -> tuple[float, ...]:
         """How many runs of each arm reached the target."""
         return tuple(arm.count for arm in self.completed)
@@ -193,7 +193,7 @@ class EpochsBelief:
         doubt = (DOUBT_WEIGHT + squares) / (DOUBT_WEIGHT + self.misses.count)
         return Reference(self.curves[min(others)[1]], min(max(doubt, DOUBT[0]), DOUBT[1]))
 
-    @lazy
+    @cached_property
     def posterior(self) -> laws.Posterior:
         """Log Epochs(b) of every arm, given all runs."""
         counts, means, squares = np.array(

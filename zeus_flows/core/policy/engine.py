@@ -21,7 +21,7 @@ from zeus_flows.core.policy import bounds
 from zeus_flows.core.policy.base import Choice, View
 from zeus_flows.core.policy.costs import arm_costs
 from zeus_flows.core.policy.registry import policy_of, settings_of
-from zeus_flows.core.policy.state import State, believable, changed, count, lesson, measured
+from zeus_flows.core.policy.state import State, believable, count, lesson, measured
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Asked, Decision, Gap, Observation, decision_seed
 
@@ -54,7 +54,7 @@ def advance(job: Job, state: State, observation: Observation) -> State:
         learnt = lesson(job, changes.get("sample_costs", state.sample_costs), observation)
         if learnt is not None:
             changes["belief"] = policy_of(job).learn(job, state.belief, learnt)
-    after = changed(state, changes)
+    after = replace(state, **changes)
     return after if after.account is None else _accounted(job, state, after, observation)
 
 
