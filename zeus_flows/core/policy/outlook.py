@@ -68,8 +68,8 @@ class Outlook:
     def costs(self) -> tuple[Floats, Floats]:
         """Mean and covariance of log EpochCost, evaluation included."""
         known, arms = self.view.costs, self.job.batch_sizes
-        steps = epoch_costs(arms, self.job.default_batch_size, known.training, known.translated)
-        if not known.beside or not (known.training or known.translated):
+        steps = epoch_costs(arms, self.job.default_batch_size, known.training, known.elsewhere)
+        if not known.beside or not (known.training or known.elsewhere):
             return steps
         beside, doubt = ([values.get(b, 0.0) for b in arms] for values in (known.beside, known.doubt))
         return whole_epochs(*steps, np.array(beside), np.array(doubt))
@@ -144,8 +144,16 @@ class Outlook:
 
     @lazy
     def incumbent(self) -> int | None:
-        """The completed arm that is expected to cost least; None before any has."""
-        return min(self.done, key=self.mu.tolist().__getitem__) if self.done else None
+        """The completed arm that is expected to cost least; None before any has.
+
+        Where some of them have been measured on this GPU, it is one of those: what another GPU says of the rest is
+        reason to try them. Where no GPU may say anything, it is the one nearest to the default.
+        """
+        known, here = self.view.costs, [arm for arm in self.done if not self.unprofiled[arm]]
+        if known.new_gpu and not known.elsewhere:
+            x, x0 = octaves(self.job.batch_sizes), math.log2(self.view.default)
+            return min(self.done, key=lambda arm: (abs(x[arm] - x0), arm), default=None)
+        return min(here or self.done, key=self.mu.tolist().__getitem__, default=None)
 
     @lazy
     def best_cost_j(self) -> float:
@@ -160,19 +168,24 @@ class Outlook:
 
     @lazy
     def candidates(self) -> list[int]:
-        """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer."""
+        """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer.
+
+        An arm next to the incumbent is not plainly dearer by what another GPU measured.
+        """
         best, low, high = self.incumbent, self.done[0], self.done[-1]
         assert best is not None
         x = octaves(self.job.batch_sizes)
         least, most = x[low] - REACH - 1e-9, x[high] + REACH + 1e-9
-        at_best = (self.mu - WORTH_A_LOOK * self.deviation).tolist()
+        spread = self.belief.posterior.variance + self.cost_variance
+        at_best = (self.mu - WORTH_A_LOOK * np.sqrt(spread)).tolist()
         bound = float(self.mu[best])
+        beside = (best - 1, best + 1) if self.view.costs.elsewhere else ()
         return [
             arm
             for arm, alive in enumerate(self.alive)
             if alive
             and arm != best
-            and at_best[arm] < bound
+            and (at_best[arm] < bound or (arm in beside and self.unprofiled[arm]))
             and (least <= x[arm] <= most or low - 1 <= arm <= high + 1)
         ]
 
@@ -181,6 +194,15 @@ class Outlook:
         """Arms whose epoch cost has not been measured on this GPU."""
         measured = self.view.costs.training
         return [b not in measured for b in self.job.batch_sizes]
+
+    @lazy
+    def cost_variance(self) -> Floats:
+        """Variance of each log EpochCost beside the incumbent's: a factor that all arms share says nothing."""
+        covariance, best = self.costs[1], self.incumbent
+        variance: Floats = covariance.diagonal()
+        if best is not None and self.unprofiled[best]:
+            variance = variance - 2 * covariance[best] + covariance[best, best]
+        return np.maximum(variance, 0.0)
 
     def never(self, arm: int) -> float:
         """Return the probability that an arm never reaches the target."""
@@ -300,6 +322,8 @@ def without_exploring(outlook: Outlook) -> Choice | None:
     """Choose where there is nothing to weigh: before any run has completed, at the last retry, or by order."""
     if outlook.incumbent is None:
         return without_incumbent(outlook)
+    if outlook.view.costs.new_gpu:
+        return exploit(outlook, uncut=False, why="; nothing was measured on this GPU yet, so that it runs here first")
     if outlook.view.ask.attempt - 1 > EXPLORING_RETRIES:
         return exploit(
             outlook,
