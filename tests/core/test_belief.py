@@ -157,7 +157,7 @@ def test_the_nearest_profiled_arm_stands_in_for_a_default_without_a_profile() ->
 
 
 def test_costs_of_another_gpu_are_believed_less() -> None:
-    mean, covariance = epoch_costs(ARMS, 32, {32: 100.0}, [{128: 60.0}])
+    mean, covariance = epoch_costs(ARMS, 32, {32: 100.0}, [{32: 50.0, 128: 30.0}])
     i = ARMS.index(128)
     assert math.exp(mean[i]) == pytest.approx(60.0, rel=0.1)
     assert 0.05 < math.sqrt(covariance[i, i]) < 0.2

@@ -298,6 +298,9 @@ def without_incumbent(outlook: Outlook) -> Choice:
     stopped = {b for b, said in zip(belief.batch_sizes, belief.unfinished, strict=True) if said is not None}
     alive = [b for b in view.arms if b not in dead] or list(view.arms)
     arm = min(alive, key=lambda b: (b in stopped and b in view.ask.tried, abs(math.log2(b / view.default)), b))
+    if any(belief.runs):
+        text = f"no batch size that has reached the target fits this GPU; {arm} is the nearest to the default that may"
+        return Choice(arm, Reason(ReasonKind.FIRST_RUN, text))
     if not dead and not stopped:
         text = first_run(outlook.job, arm)
         return Choice(arm, Reason(ReasonKind.FIRST_RUN, text))
