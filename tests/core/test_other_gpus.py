@@ -100,6 +100,7 @@ def test_what_looks_best_by_another_gpu_is_a_trial_until_it_is_measured(name: st
     assert choice.batch_size == 128
     assert choice.explores
     assert isinstance(choice.cut, PlannedCut)
+    assert choice.cut.at_least == 1, "its first epoch tells what it costs here, and whether to go on"
     safe = decide_on_the_p100(builders.job(name), history, in_flight=(InFlight(99, 1, 128, explores=True),))
     assert safe.batch_size == 8, "the best known is one that was measured here"
 

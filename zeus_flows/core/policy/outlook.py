@@ -176,8 +176,10 @@ class Outlook:
         assert best is not None
         x = octaves(self.job.batch_sizes)
         least, most = x[low] - REACH - 1e-9, x[high] + REACH + 1e-9
-        spread = self.belief.posterior.variance + self.cost_variance
-        at_best = (self.mu - WORTH_A_LOOK * np.sqrt(spread)).tolist()
+        spread = self.deviation
+        if self.unprofiled[best]:
+            spread = np.sqrt(self.belief.posterior.variance + self.cost_variance)
+        at_best = (self.mu - WORTH_A_LOOK * spread).tolist()
         bound = float(self.mu[best])
         beside = (best - 1, best + 1) if self.view.costs.elsewhere else ()
         return [
@@ -214,9 +216,10 @@ class Outlook:
 
         Args:
             arm: Which arm.
-            at_least: Epochs that it may train anyhow; more, where it has completed before.
+            at_least: Epochs that it may train anyhow; more, where it has completed before and its cost is known here.
         """
         epochs, known = self.belief.posterior, self.belief.runs[arm] > 0
+        lenient = known and (arm == self.incumbent or not self.unprofiled[arm])
         mean = float(epochs.mean[arm])
         return PlannedCut(
             log_epochs=mean,
@@ -225,7 +228,7 @@ class Outlook:
             never=self.never(arm),
             best_cost_j=self.best_cost_j,
             horizon=self.horizon,
-            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if known else at_least,
+            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if lenient else at_least,
             reference=None if known else self.belief.reference(arm),
         )
 
