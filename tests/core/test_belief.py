@@ -140,7 +140,7 @@ def test_small_surprises_that_keep_to_one_side_add_up() -> None:
 
 
 def test_a_measured_epoch_cost_is_believed_and_others_follow_it() -> None:
-    mean, covariance = epoch_costs(ARMS, 32, {32: 100.0, 64: 80.0}, {})
+    mean, covariance = epoch_costs(ARMS, 32, {32: 100.0, 64: 80.0})
     assert math.exp(mean[ARMS.index(64)]) == pytest.approx(80.0, rel=1e-3)
     assert covariance[ARMS.index(64), ARMS.index(64)] < 1e-6
     assert covariance[ARMS.index(128), ARMS.index(128)] > 1e-3
@@ -148,13 +148,13 @@ def test_a_measured_epoch_cost_is_believed_and_others_follow_it() -> None:
 
 
 def test_the_nearest_profiled_arm_stands_in_for_a_default_without_a_profile() -> None:
-    mean, covariance = epoch_costs(ARMS, 32, {16: 100.0}, {})
+    mean, covariance = epoch_costs(ARMS, 32, {16: 100.0})
     assert math.exp(mean[ARMS.index(16)]) == pytest.approx(100.0)
     assert covariance[ARMS.index(32), ARMS.index(32)] > 0
 
 
 def test_costs_of_another_gpu_are_believed_less() -> None:
-    mean, covariance = epoch_costs(ARMS, 32, {32: 100.0}, {128: 60.0})
+    mean, covariance = epoch_costs(ARMS, 32, {32: 100.0}, [{32: 50.0, 128: 30.0}])
     i = ARMS.index(128)
     assert math.exp(mean[i]) == pytest.approx(60.0, rel=0.1)
     assert 0.05 < math.sqrt(covariance[i, i]) < 0.2

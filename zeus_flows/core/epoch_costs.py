@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,14 +16,18 @@ SLOPE = 0.4
 BEND = 0.25
 STEP = 0.06
 NOISE = 1e-4  # standard deviation of a measured log epoch cost
-TRANSLATED = 0.15  # the same where it comes from another GPU's profile
+
+# log of the ratio between two GPUs' epoch costs: one factor for all arms, and what it does from octave to octave
+RATIO = 1.0
+RATIO_SLOPE = 0.05
+RATIO_STEP = 0.04
 
 
 def epoch_costs(
     batch_sizes: tuple[int, ...],
     default_batch_size: int,
     measured: Mapping[int, float],
-    translated: Mapping[int, float],
+    elsewhere: Sequence[Mapping[int, float]] = (),
 ) -> tuple[Floats, Floats]:
     """Return mean and covariance of log EpochCost(b) of every arm, in log joules.
 
@@ -31,10 +35,10 @@ def epoch_costs(
         batch_sizes: The arms.
         default_batch_size: b0; the nearest arm with a cost stands in for it where it has none.
         measured: Epoch costs from profiles on this GPU, in joules.
-        translated: Estimates from another GPU's profiles, for arms without a measured one.
+        elsewhere: Epoch costs from other GPUs' profiles, one mapping for each.
     """
-    guessed = tuple((b, c) for b, c in translated.items() if b not in measured)
-    return _epoch_costs(batch_sizes, default_batch_size, tuple(measured.items()), guessed)
+    others = tuple(tuple(costs.items()) for costs in elsewhere if costs)
+    return _epoch_costs(batch_sizes, default_batch_size, tuple(measured.items()), others)
 
 
 def whole_epochs(mean: Floats, covariance: Floats, beside: Floats, doubt: Floats) -> tuple[Floats, Floats]:
@@ -57,23 +61,42 @@ def whole_epochs(mean: Floats, covariance: Floats, beside: Floats, doubt: Floats
 def _epoch_costs(
     batch_sizes: tuple[int, ...],
     default_batch_size: int,
-    measured_items: tuple[tuple[int, float], ...],
-    translated_items: tuple[tuple[int, float], ...],
+    measured: tuple[tuple[int, float], ...],
+    elsewhere: tuple[tuple[tuple[int, float], ...], ...],
 ) -> tuple[Floats, Floats]:
-    measured = dict(measured_items)
-    known = {**dict(translated_items), **measured}
-    seen = [i for i, b in enumerate(batch_sizes) if b in known]
-    if not seen:
+    if not measured and not elsewhere:
         return np.zeros(len(batch_sizes)), np.zeros((len(batch_sizes), len(batch_sizes)))
     x0 = math.log2(default_batch_size)
-    anchor = batch_sizes[min(seen, key=lambda i: (abs(math.log2(batch_sizes[i]) - x0), i))]
-    values = np.log([known[batch_sizes[i]] for i in seen])
-    noise = np.array([NOISE if batch_sizes[i] in measured else TRANSLATED for i in seen]) ** 2
+    known = dict(measured or elsewhere[0])
+    anchor = min(known, key=lambda b: (abs(math.log2(b) - x0), b))
     bow, covariance = _prior(batch_sizes, anchor)
-    return condition(bow + math.log(known[anchor]), covariance, np.array(seen), values, noise)
+    seen = np.array([batch_sizes.index(b) for gpu in (measured, *elsewhere) for b, _ in gpu])
+    values = np.log([cost for gpu in (measured, *elsewhere) for _, cost in gpu])
+    mean, noise = bow + math.log(known[anchor]), np.full(len(seen), NOISE**2)
+    if not elsewhere:
+        return condition(mean, covariance, seen, values, noise)
+    ratios = np.zeros((len(seen), len(seen)))
+    begin = len(measured)
+    for gpu in elsewhere:
+        its = slice(begin, begin + len(gpu))
+        ratios[its, its] = _ratio(batch_sizes, anchor)[np.ix_(seen[its], seen[its])]
+        if begin:  # else the level is this GPU's, and its factor is in what is returned
+            ratios[its, its] += RATIO**2
+        begin += len(gpu)
+    cross = covariance[seen]
+    gain = np.linalg.solve(plus_diagonal(cross[:, seen] + ratios, noise), cross)
+    factor = 0.0 if measured else RATIO**2
+    return mean + (values - mean[seen]) @ gain, covariance - cross.T @ gain + factor
 
 
 @lru_cache(maxsize=256)
 def _prior(batch_sizes: tuple[int, ...], anchor: int) -> tuple[Floats, Floats]:
     octaves = np.log2(np.array(batch_sizes, dtype=float)) - math.log2(anchor)
     return BOW * octaves**2, kernel(octaves, slope=SLOPE, bend=BEND, step=STEP)
+
+
+@lru_cache(maxsize=256)
+def _ratio(batch_sizes: tuple[int, ...], anchor: int) -> Floats:
+    """Return the covariance of the log ratio between GPUs, beside the factor that all arms share."""
+    octaves = np.log2(np.array(batch_sizes, dtype=float)) - math.log2(anchor)
+    return kernel(octaves, slope=RATIO_SLOPE, bend=0.0, step=RATIO_STEP)

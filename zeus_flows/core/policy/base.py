@@ -58,14 +58,18 @@ class Costs:
 
     Attributes:
         training: The steps of an epoch, of arms measured on this GPU.
-        translated: The same for other arms, estimated from what another GPU measured.
+        elsewhere: The same as measured on other GPUs, one mapping for each; empty where the job forbids to use them.
+        translated: Of arms not measured on this GPU, a single estimate from `elsewhere`.
+        new_gpu: Whether nothing was measured on this GPU yet, though on others.
         beside: Evaluation and the rest of an epoch, of every arm; empty where there is none of it.
         doubt: Standard deviation of the log of `beside`, of arms whose own was not seen.
         once: What an attempt costs before its first step, of every arm; empty where there is none of it.
     """
 
     training: dict[int, float] = field(default_factory=dict)
+    elsewhere: tuple[dict[int, float], ...] = ()
     translated: dict[int, float] = field(default_factory=dict)
+    new_gpu: bool = False
     beside: dict[int, float] = field(default_factory=dict)
     doubt: dict[int, float] = field(default_factory=dict)
     once: dict[int, float] = field(default_factory=dict)

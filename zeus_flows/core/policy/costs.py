@@ -19,7 +19,8 @@ def arm_costs(job: Job, state: State, ask: Ask) -> Costs:
     """Return what a run of every arm costs: as measured on this GPU, and translated from other GPUs' measures.
 
     A translation keeps the ratios between arms, and scales them by what arms measured on both GPUs say. The job may
-    forbid it: a GPU whose costs go another way is a poor donor.
+    forbid it: a GPU whose costs go another way is a poor donor. How far a translation may be off is for
+    `core.epoch_costs` to say.
     """
     gpu = ask.gpu or state.gpu
     if gpu is None:
@@ -27,18 +28,19 @@ def arm_costs(job: Job, state: State, ask: Ask) -> Costs:
     samples = ask.samples_per_epoch or state.samples_per_epoch or 1
     ours = state.arm_costs(job, gpu.key, samples)
     training = {b: cost.training for b, cost in ours.items()}
-    translated: dict[int, float] = {}
     others = [key for key in state.max_power_w if key != gpu.key]
-    ratio = 1.0
+    costs, ratio = Costs(training, new_gpu=bool(others) and not ours), 1.0
     if job.translate and others and len(ours) < len(job.batch_sizes):
-        for key in others:
-            theirs = state.arm_costs(job, key, samples)
-            both = [math.log(training[b] / theirs[b].training) for b in training if b in theirs]
+        elsewhere = [{b: c.training for b, c in state.arm_costs(job, key, samples).items()} for key in others]
+        translated: dict[int, float] = {}
+        for theirs in elsewhere:
+            both = [math.log(training[b] / theirs[b]) for b in training if b in theirs]
             ratio = math.exp(math.fsum(both) / len(both)) if both else 1.0
-            translated |= {b: c.training * ratio for b, c in theirs.items() if b not in ours}
+            translated |= {b: cost * ratio for b, cost in theirs.items() if b not in ours}
+        costs = replace(costs, elsewhere=tuple(elsewhere), translated=translated)
     if not state.overheads and not state.host_w(job):
-        return Costs(training, translated)
-    return _with_overheads(job, state, gpu, Costs(training, translated), ours, ratio)
+        return costs
+    return _with_overheads(job, state, gpu, costs, ours, ratio)
 
 
 def _with_overheads(job: Job, state: State, gpu: Gpu, costs: Costs, ours: Mapping[int, ArmCost], ratio: float) -> Costs:

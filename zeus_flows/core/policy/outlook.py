@@ -67,8 +67,8 @@ class Outlook:
     def costs(self) -> tuple[Floats, Floats]:
         """Mean and covariance of log EpochCost, evaluation included."""
         known, arms = self.view.costs, self.job.batch_sizes
-        steps = epoch_costs(arms, self.job.default_batch_size, known.training, known.translated)
-        if not known.beside or not (known.training or known.translated):
+        steps = epoch_costs(arms, self.job.default_batch_size, known.training, known.elsewhere)
+        if not known.beside or not (known.training or known.elsewhere):
             return steps
         beside, doubt = ([values.get(b, 0.0) for b in arms] for values in (known.beside, known.doubt))
         return whole_epochs(*steps, np.array(beside), np.array(doubt))
@@ -143,8 +143,16 @@ class Outlook:
 
     @cached_property
     def incumbent(self) -> int | None:
-        """The completed arm that is expected to cost least; None before any has."""
-        return min(self.done, key=self.mu.tolist().__getitem__) if self.done else None
+        """The completed arm that is expected to cost least; None before any has.
+
+        Where some of them have been measured on this GPU, it is one of those: what another GPU says of the rest is
+        reason to try them. Where no GPU may say anything, it is the one nearest to the default.
+        """
+        known, here = self.view.costs, [arm for arm in self.done if not self.unprofiled[arm]]
+        if known.new_gpu and not known.elsewhere:
+            x, x0 = octaves(self.job.batch_sizes), math.log2(self.view.default)
+            return min(self.done, key=lambda arm: (abs(x[arm] - x0), arm), default=None)
+        return min(here or self.done, key=self.mu.tolist().__getitem__, default=None)
 
     @cached_property
     def best_cost_j(self) -> float:
@@ -171,19 +179,26 @@ class Outlook:
 
     @cached_property
     def candidates(self) -> list[int]:
-        """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer."""
+        """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer.
+
+        An arm next to the incumbent is not plainly dearer by what another GPU measured.
+        """
         best, low, high = self.incumbent, self.done[0], self.done[-1]
         assert best is not None
         x = octaves(self.job.batch_sizes)
         least, most = x[low] - REACH - 1e-9, x[high] + REACH + 1e-9
-        at_best = (self.mu - WORTH_A_LOOK * self.deviation).tolist()
+        spread = self.deviation
+        if self.unprofiled[best]:
+            spread = np.sqrt(self.belief.posterior.variance + self.cost_variance)
+        at_best = (self.mu - WORTH_A_LOOK * spread).tolist()
         bound = float(self.mu[best])
+        beside = (best - 1, best + 1) if self.view.costs.elsewhere else ()
         return [
             arm
             for arm, alive in enumerate(self.alive)
             if alive
             and arm != best
-            and at_best[arm] < bound
+            and (at_best[arm] < bound or (arm in beside and self.unprofiled[arm]))
             and (least <= x[arm] <= most or low - 1 <= arm <= high + 1)
         ]
 
@@ -192,6 +207,15 @@ class Outlook:
         """Arms whose epoch cost has not been measured on this GPU."""
         measured = self.view.costs.training
         return [b not in measured for b in self.job.batch_sizes]
+
+    @cached_property
+    def cost_variance(self) -> Floats:
+        """Variance of each log EpochCost beside the incumbent's: a factor that all arms share says nothing."""
+        covariance, best = self.costs[1], self.incumbent
+        variance: Floats = covariance.diagonal()
+        if best is not None and self.unprofiled[best]:
+            variance = variance - 2 * covariance[best] + covariance[best, best]
+        return np.maximum(variance, 0.0)
 
     def never(self, arm: int) -> float:
         """Return the probability that an arm never reaches the target."""
@@ -203,9 +227,10 @@ class Outlook:
 
         Args:
             arm: Which arm.
-            at_least: Epochs that it may train anyhow; more, where it has completed before.
+            at_least: Epochs that it may train anyhow; more, where it has completed before and its cost is known here.
         """
         epochs, known = self.belief.posterior, self.belief.runs[arm] > 0
+        lenient = known and (arm == self.incumbent or not self.unprofiled[arm])
         mean = float(epochs.mean[arm])
         return PlannedCut(
             log_epochs=mean,
@@ -214,7 +239,7 @@ class Outlook:
             never=self.never(arm),
             best_cost_j=self.best_cost_j,
             horizon=self.horizon,
-            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if known else at_least,
+            at_least=math.ceil(LENIENCE * math.exp(min(mean, 30.0))) if lenient else at_least,
             reference=None if known else self.belief.reference(arm),
         )
 
@@ -287,6 +312,9 @@ def without_incumbent(outlook: Outlook) -> Choice:
     stopped = {b for b, said in zip(belief.batch_sizes, belief.unfinished, strict=True) if said is not None}
     alive = [b for b in view.arms if b not in dead] or list(view.arms)
     arm = min(alive, key=lambda b: (b in stopped and b in view.ask.tried, abs(math.log2(b / view.default)), b))
+    if any(belief.runs):
+        text = f"no batch size that has reached the target fits this GPU; {arm} is the nearest to the default that may"
+        return Choice(arm, Reason(ReasonKind.FIRST_RUN, text))
     if not dead and not stopped:
         text = first_run(outlook.job, arm)
         return Choice(arm, Reason(ReasonKind.FIRST_RUN, text))
@@ -311,6 +339,8 @@ def without_exploring(outlook: Outlook) -> Choice | None:
     """Choose where there is nothing to weigh: before any run has completed, at the last retry, or by order."""
     if outlook.incumbent is None:
         return without_incumbent(outlook)
+    if outlook.view.costs.new_gpu:
+        return exploit(outlook, uncut=False, why="; nothing was measured on this GPU yet, so that it runs here first")
     if outlook.view.ask.attempt - 1 > EXPLORING_RETRIES:
         return exploit(
             outlook,

@@ -93,11 +93,11 @@ def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
 def _trial_costs(outlook: Outlook, arms: Sequence[int]) -> Floats:
     """Return J of some arms, in joules: averaged over the epoch cost where it has not been measured."""
     epochs = outlook.belief.posterior
-    mean, covariance = outlook.costs
+    mean = outlook.costs[0]
     unprofiled = np.array([[outlook.unprofiled[arm]] for arm in arms])
     points, weights = (_POINTS, _WEIGHTS) if unprofiled.any() else (_ONE_POINT, _ONE_WEIGHT)
     column = np.array(arms)[:, None]
-    deviation = np.sqrt(np.maximum(covariance.diagonal()[column], 0.0))
+    deviation = np.sqrt(outlook.cost_variance[column])
     per_epoch = np.exp(np.minimum(mean[column] + deviation * points, LARGEST_LOG))
     _, planned = plan_many(
         log_epochs=epochs.mean[column],
@@ -196,4 +196,4 @@ def _jump(outlook: Outlook, arm: int) -> tuple[float, float]:
         narrowed = 1 / (1 / variance + 1 / said.variance)
         off = narrowed / said.variance * (said.log_epochs - float(posterior.mean[arm]))
         variance = narrowed
-    return float(outlook.mu[arm]) + off, math.sqrt(variance + max(float(outlook.costs[1][arm, arm]), 0.0))
+    return float(outlook.mu[arm]) + off, math.sqrt(variance + float(outlook.cost_variance[arm]))
