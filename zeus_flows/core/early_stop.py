@@ -52,7 +52,7 @@ class PlannedCut:
         at_least: Epochs that are always allowed (an arm that has completed before).
         at_most_j: What the attempt may cost where it may well have to be stopped, whatever the plan says: a deadline
             that must leave enough for the run that follows. None: no bound.
-        room_j: What it may cost where it is all but sure to complete, so that nothing has to follow.
+        room_j: Not set any more; decisions of earlier versions carry it.
         reference: A completed run whose learning curve tells, while the attempt trains, how many epochs it will need.
             The plan is made anew with each epoch: one that leads goes on, one that lags is stopped.
         saved_j: What a budget has saved up: the recurrence is expected to cost at most so much more than a run of the
@@ -74,7 +74,6 @@ class PlannedCut:
 
 
 MOST_OF_A_TRIAL = 2.0  # runs of the incumbent that an attempt may cost at most, however well its curve looks
-SURE = 0.9  # an attempt is all but sure to complete where it does so with this probability
 LIKELY = 0.5  # under a bound, an attempt less likely to complete is stopped after its profile
 
 Cut = NoCut | CostCut | PlannedCut
@@ -164,10 +163,6 @@ def _within_bounds(cut: PlannedCut, allowed: int, epoch_cost_j: float, once_j: f
 
 def _in_time(cut: PlannedCut, at_most_j: float, allowed: int, epoch_cost_j: float, once_j: float) -> int:
     bounded = min(allowed, int(max(at_most_j - once_j, 0.0) // epoch_cost_j))
-    if cut.room_j is not None:
-        roomy = min(allowed, int(max(cut.room_j - once_j, 0.0) // epoch_cost_j))
-        if roomy > bounded and chance_to_complete(cut, roomy) >= SURE:
-            return roomy
     return bounded if chance_to_complete(cut, bounded) >= LIKELY else min(bounded, 1)
 
 
