@@ -96,9 +96,10 @@ class TraceTrainer:
             epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
         allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
         if curve and isinstance(decision.cut, PlannedCut) and decision.cut.reference is not None:
-            first = min(max(decision.cut.at_least, 1), max(allowed, 1))  # a bound may come before what a look takes
+            # a bound may come before a look is over
+            look = min(max(decision.cut.at_least, 1), max(allowed, 1))
             allowed = _watched(
-                decision.cut, curve, needed, first=first, cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j
+                decision.cut, curve, needed, first=look, cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j
             )
         converged = needed is not None and needed <= allowed
         epochs = needed if converged and needed is not None else allowed
