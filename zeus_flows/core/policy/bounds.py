@@ -58,7 +58,7 @@ class Budget:
         """Return how many recurrences of the best known arm save up a cost; infinite where they save nothing.
 
         >>> Budget(10.0, 5.0, 3).recurrences_until(20.0)
-        5.0
+        5
         """
         if self.rate_j <= 0:
             return math.inf
