@@ -244,8 +244,8 @@ def goals(gpus: dict[str, Any], goal: Goals) -> None:
             goal.at_most(f"{p}, {gpu}, last five cost / best arm", r["last_five_cost"][p]["mean"], 1.01)
         goal.at_most(f"lookahead with a budget of 5 %, {gpu}", ratios["lookahead with budget"]["value"], 0.45)
         for what, key in (
-            ("mean over seeds, from the 20th recurrence on", "dearest_with_budget"),
-            ("every single run, from the 20th recurrence on", "dearest_single_run_with_budget"),
+            ("mean over seeds, from the 10th recurrence on", "dearest_with_budget"),
+            ("every single run, from the 10th recurrence on", "dearest_single_run_with_budget"),
             ("mean over seeds, from the 2nd recurrence on", "dearest_ever_with_budget"),
         ):
             goal.at_most(f"cumulative cost / default with that budget, {what}, {gpu}", max(r[key].values()), 1.05)

@@ -50,11 +50,13 @@ class PlannedCut:
         best_cost_j: Expected cost of the incumbent.
         horizon: Recurrences over which a better arm would be used.
         at_least: Epochs that are always allowed (an arm that has completed before).
-        at_most_j: What the attempt may cost where it may well have to be stopped, whatever the plan says: a budget
-            or a deadline that must leave enough for the run that follows. None: no bound.
-        room_j: What it may cost where it is all but sure to complete, so that nothing has to follow.
+        at_most_j: What the attempt may cost where it may well have to be stopped, whatever the plan says: a deadline
+            that must leave enough for the run that follows. None: no bound.
+        room_j: Not set any more; decisions of earlier versions carry it.
         reference: A completed run whose learning curve tells, while the attempt trains, how many epochs it will need.
             The plan is made anew with each epoch: one that leads goes on, one that lags is stopped.
+        saved_j: What a budget has saved up: the recurrence is expected to cost at most so much more than a run of the
+            incumbent (`expected_excess`). None: no bound.
     """
 
     tag: ClassVar = "planned"
@@ -68,10 +70,10 @@ class PlannedCut:
     at_most_j: float | None = None
     room_j: float | None = None
     reference: Reference | None = None
+    saved_j: float | None = None
 
 
 MOST_OF_A_TRIAL = 2.0  # runs of the incumbent that an attempt may cost at most, however well its curve looks
-SURE = 0.9  # an attempt is all but sure to complete where it does so with this probability
 LIKELY = 0.5  # under a bound, an attempt less likely to complete is stopped after its profile
 
 Cut = NoCut | CostCut | PlannedCut
@@ -127,30 +129,57 @@ def chance_to_complete(cut: PlannedCut, epochs: int) -> float:
     return (1 - cut.never) * float(ndtr(z))
 
 
+def expected_excess(cut: PlannedCut, epochs: int, *, epoch_cost_j: float, once_j: float = 0.0) -> float:
+    """Return what a recurrence that tries up to so many epochs is expected to cost beyond a run of the incumbent.
+
+    It is J(K) without what the run may teach; below 0 where the arm is expected to be cheaper at once.
+
+    >>> cut = PlannedCut(2.0, 0.01, 0.01, 0.5, best_cost_j=100.0, horizon=10.0)
+    >>> round(expected_excess(cut, 1, epoch_cost_j=10.0))  # an epoch for nothing
+    10
+    >>> round(expected_excess(cut, 12, epoch_cost_j=10.0))  # 12 of them in one case, 7.5 and no other run in the other
+    47
+    """
+    k, _, log_k_half = _epochs_up_to(max(epochs, 1))
+    deviation = math.sqrt(max(cut.variance + cut.noise, 1e-12))
+    reached = (1 - cut.never) * ndtr((log_k_half - cut.log_epochs) / deviation)
+    fails = 1 - float(reached[-1])
+    trained = float(np.diff(reached, prepend=0.0) @ k) + fails * epochs
+    return once_j + trained * epoch_cost_j - (1 - fails) * cut.best_cost_j
+
+
 def _within_bounds(cut: PlannedCut, allowed: int, epoch_cost_j: float, once_j: float) -> int:
-    if cut.at_most_j is None:
+    if cut.at_most_j is not None:
+        allowed = _in_time(cut, cut.at_most_j, allowed, epoch_cost_j, once_j)
+    if cut.saved_j is None:
         return allowed
-    bounded = min(allowed, int(max(cut.at_most_j - once_j, 0.0) // epoch_cost_j))
-    if cut.room_j is not None:
-        roomy = min(allowed, int(max(cut.room_j - once_j, 0.0) // epoch_cost_j))
-        if roomy > bounded and chance_to_complete(cut, roomy) >= SURE:
-            return roomy
+    for epochs in range(allowed, 1, -1):
+        if expected_excess(cut, epochs, epoch_cost_j=epoch_cost_j, once_j=once_j) <= cut.saved_j:
+            return epochs
+        if chance_to_complete(cut, epochs - 1) < LIKELY:
+            break
+    return min(allowed, 1)
+
+
+def _in_time(cut: PlannedCut, at_most_j: float, allowed: int, epoch_cost_j: float, once_j: float) -> int:
+    bounded = min(allowed, int(max(at_most_j - once_j, 0.0) // epoch_cost_j))
     return bounded if chance_to_complete(cut, bounded) >= LIKELY else min(bounded, 1)
 
 
-def capped(cut: Cut, *, at_most_j: float, room_j: float) -> Cut:
+def capped(cut: Cut, *, at_most_j: float | None = None, saved_j: float | None = None) -> Cut:
     """Return the cut with bounds on what the attempt may cost; see `PlannedCut`.
 
-    >>> capped(NoCut(), at_most_j=100.0, room_j=200.0)
+    >>> capped(NoCut(), at_most_j=100.0, saved_j=200.0)
     CostCut(threshold_j=100.0)
     """
+    least = min((j for j in (at_most_j, saved_j) if j is not None), default=math.inf)
     match cut:
         case NoCut():
-            return CostCut(at_most_j)
+            return CostCut(least)
         case CostCut(threshold_j):
-            return CostCut(min(threshold_j, at_most_j))
+            return CostCut(min(threshold_j, least))
         case PlannedCut():
-            return replace(cut, at_most_j=at_most_j, room_j=room_j)
+            return replace(cut, at_most_j=at_most_j, saved_j=saved_j)
 
 
 def plan(

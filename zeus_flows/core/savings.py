@@ -273,7 +273,7 @@ def without_joules(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     plain = {k: without_joules(v) for k, v in value.items()}
-    cost = ("cost_j", "gain_j", "threshold_j", "at_most_j", "room_j")
+    cost = ("cost_j", "gain_j", "threshold_j", "at_most_j", "room_j", "saved_j")
     named = {f"{k[:-2]}_s" if k.endswith(cost) else k: v for k, v in plain.items()}
     return {k: v for k, v in named.items() if not k.endswith("_j")}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut, epochs_allowed
+from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut, epochs_allowed, expected_excess
 from zeus_flows.core.job import Job
 from zeus_flows.core.learning_curve import Curve, forecast
 from zeus_flows.core.text import cost_text
@@ -72,7 +72,11 @@ def why_stopped(job: Job, cut: Cut, *, epochs: int, epoch_cost_j: float, curve: 
             best = cost_text(job, cut.best_cost_j)
             if cut.at_most_j is not None and (epochs + 1) * epoch_cost_j > cut.at_most_j:
                 left = cost_text(job, max(cut.at_most_j, 0.0))
-                return f"{after}: another, at {another}, would cross the {left} that budget or deadline leave"
+                return f"{after}: another, at {another}, would cross the {left} that the deadline leaves"
+            over = cut.saved_j is not None and expected_excess(cut, epochs + 1, epoch_cost_j=epoch_cost_j) > cut.saved_j
+            if over and cut.saved_j is not None:
+                saved = cost_text(job, max(cut.saved_j, 0.0))
+                return f"{after}: with another, at {another}, it is expected to cost more than the {saved} saved up"
             foretold = forecast(cut.reference, curve, epochs) if cut.reference is not None else None
             believed = f"was believed to take about {math.exp(min(cut.log_epochs, 30.0)):.1f}"
             if foretold is not None:

@@ -1,18 +1,27 @@
 """Exploring only where it fits: within a budget over all recurrences, within a deadline for this one.
 
-Both bounds leave an exploration so many joules: its *room* where it completes, and less where it has to be stopped,
-because a run of the best known arm must then follow. What an arm costs is known after its first epoch; so an
-exploration may begin where that epoch fits, and goes on where it is all but sure to complete within its room or
-may be stopped later without breaking a bound (`PlannedCut` and `epochs_allowed` see to that).
+A deadline is hard: whatever is tried, a run of the best known arm must still fit after it. A budget holds in
+expectation: every recurrence of the best known arm saves up, and an exploration begins as soon as that covers what it
+is expected to cost beyond such a run. So a budget delays, and never forbids; a reason tells how long. What an arm costs
+is known after its first epoch; `PlannedCut` and `epochs_allowed` keep the bounds from then on.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from zeus_flows.core.cost import price
-from zeus_flows.core.early_stop import CostCut, PlannedCut, capped, chance_to_complete, epochs_allowed
+from zeus_flows.core.early_stop import (
+    CostCut,
+    PlannedCut,
+    capped,
+    chance_to_complete,
+    epochs_allowed,
+    expected_excess,
+)
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import nearest
 from zeus_flows.core.policy.base import Choice
@@ -26,17 +35,56 @@ from zeus_flows.core.text import cost_text
 ALMOST_SURELY = 1.645  # deviations: the 95th percentile
 LIKELY = 0.84  # deviations: the 80th percentile
 PROFILING = 0.3  # share by which an epoch that profiles may be dearer
-SETTLED = 20  # recurrences that share the first budget
+SETTLED = 10  # recurrences that share the first budget
 SPENDABLE = 0.8  # share of the budget that explorations may use: the default is only estimated
 WORTH_TRYING = 0.5  # least probability of completing within the bounds, where the epoch cost is known
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What an exploration may cost, in joules: where it is stopped, and where it completes."""
+class Budget:
+    """What a budget has saved up, in joules.
+
+    Attributes:
+        saved_j: How much dearer than the best known arm this recurrence may be expected to be.
+        rate_j: How much a recurrence of the best known arm adds to that ...
+        wait: ... once so many have run: the first ones share what they save.
+    """
+
+    saved_j: float
+    rate_j: float
+    wait: int
+
+    def recurrences_until(self, cost_j: float) -> float:
+        """Return how many recurrences of the best known arm save up a cost; infinite where they save nothing.
+
+        >>> Budget(10.0, 5.0, 3).recurrences_until(20.0)
+        5
+        """
+        if self.rate_j <= 0:
+            return math.inf
+        return self.wait + max(math.ceil((cost_j - self.saved_j) / self.rate_j), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """What an exploration may cost, in joules, so that the best known arm can still run in time."""
 
     at_most_j: float
-    room_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An exploration before it begins.
+
+    Attributes:
+        fits: Whether it may.
+        needs_j: How much dearer than the best known arm it may make the recurrence, for the budget.
+        late: Whether it is the deadline that it does not fit.
+    """
+
+    fits: bool
+    needs_j: float = 0.0
+    late: bool = False
 
 
 def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> Choice:
@@ -52,16 +100,51 @@ def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> C
     if safe.explores:
         return choice  # nothing has reached the target yet: whatever runs is a try
     gpu = ask.gpu or state.gpu
-    bounds = None if gpu is None else _bounds(job, state, ask, safe, gpu)
-    if bounds is None or gpu is None:
-        return _held_back(safe, choice, "what a run takes is not known well enough yet to keep the bounds")
-    cut = capped(choice.cut, at_most_j=bounds.at_most_j, room_j=bounds.room_j)
-    bounded_choice = replace(choice, cut=cut)
-    if not _fits(job, state, ask, bounded_choice, gpu, bounds):
-        left = cost_text(job, bounds.at_most_j) if bounds.at_most_j > 0 else "nothing"
-        return _held_back(safe, choice, f"the budget or the deadline leaves {left} for trying")
-    numbers = {**choice.reason.numbers, "at_most_j": bounds.at_most_j, "room_j": bounds.room_j}
-    return replace(bounded_choice, reason=replace(choice.reason, numbers=numbers))
+    budget = deadline = None
+    if gpu is not None and job.exploration_budget is not None:
+        budget = _budget(job, state, ask, safe, gpu)
+    if gpu is not None and job.deadline_s is not None:
+        deadline = _before_deadline(job, state, ask, safe, gpu, job.deadline_s)
+    untold = (job.exploration_budget is not None and budget is None) or (
+        job.deadline_s is not None and deadline is None
+    )
+    if gpu is None or untold:
+        return _held_back(
+            safe, choice, "is not tried: what a run takes is not known well enough yet to keep the bounds"
+        )
+    limits = {"saved_j": budget.saved_j} if budget else {}
+    limits |= {"at_most_j": deadline.at_most_j} if deadline else {}
+    bounded_choice = replace(choice, cut=capped(choice.cut, **limits))
+    trial = _trial(job, state, ask, bounded_choice, gpu, limits)
+    if not trial.fits:
+        return _held_back(safe, choice, _why(job, trial, budget, deadline, best=safe.batch_size))
+    return replace(bounded_choice, reason=replace(choice.reason, numbers={**choice.reason.numbers, **limits}))
+
+
+def _why(job: Job, trial: Trial, budget: Budget | None, deadline: Deadline | None, *, best: int) -> str:
+    """Return why a trial does not begin; for want of savings, when it will."""
+    if budget is None or trial.late:
+        assert deadline is not None
+        left = cost_text(job, deadline.at_most_j) if deadline.at_most_j > 0 else "nothing"
+        return f"is not tried: the deadline leaves {left} for trying"
+    than = "less" if trial.needs_j < 0 else "more"
+    text = f"is not tried yet: it may cost {cost_text(job, abs(trial.needs_j))} {than} than a run of {best}, "
+    amount = cost_text(job, abs(budget.saved_j))
+    text += f"{amount} has been saved up" if budget.saved_j >= 0 else f"{amount} has yet to be made up for"
+    recurrences = budget.recurrences_until(trial.needs_j)
+    if not math.isfinite(recurrences):
+        return f"{text}, and nothing is being saved"
+    in_about = f"{recurrences:.0f} recurrence{'' if recurrences == 1 else 's'}"
+    return f"{text}; at {cost_text(job, budget.rate_j)} a recurrence it is tried in about {in_about}"
+
+
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """The recurrences so far, this one included: what they cost, and what the default would have."""
+
+    default_j: float
+    spent_j: float
+    recurrences: int
 
 
 def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> float | None:
@@ -72,6 +155,19 @@ def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> floa
     `SETTLED` recurrences share one budget: exploring early may run ahead of it as far as running the best known
     arm, at `best_cost_j` a run, makes up for by then.
     """
+    so_far = _so_far(job, state, ask)
+    if so_far is None:
+        return None
+    share, recurrences = _share(job), so_far.recurrences
+    ahead = max(SETTLED - recurrences, 0)
+    return share * so_far.default_j - so_far.spent_j + ahead * (share * so_far.default_j / recurrences - best_cost_j)
+
+
+def _share(job: Job) -> float:
+    return 1 + SPENDABLE * (job.exploration_budget or 0.0)
+
+
+def _so_far(job: Job, state: State, ask: Ask) -> SoFar | None:
     gpu = ask.gpu or state.gpu
     if gpu is None or not state.default_epochs.count:
         return None
@@ -87,11 +183,7 @@ def budget_left(job: Job, state: State, ask: Ask, *, best_cost_j: float) -> floa
         recurrences += spent.recurrences
         rates = price(job, state.max_power_w[key])
         spent_j += rates.of(spent.energy_j + spent.host_energy_j, spent.time_s)
-    if not default_j:
-        return None
-    share = 1 + SPENDABLE * (job.exploration_budget or 0.0)
-    ahead = max(SETTLED - recurrences, 0)
-    return share * default_j - spent_j + ahead * (share * default_j / recurrences - best_cost_j)
+    return SoFar(default_j, spent_j, recurrences) if default_j else None
 
 
 def _default_cost(job: Job, state: State, gpu_key: str) -> ArmCost | None:
@@ -111,26 +203,31 @@ def _default_cost(job: Job, state: State, gpu_key: str) -> ArmCost | None:
     return ArmCost(per_sample, price(job, profile.gpu.max_power_w).of(energy_j, time_s))
 
 
-def _bounds(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu) -> Bounds | None:
-    """Return the narrower of what budget and deadline leave; None where one of them cannot be told."""
-    expected = _cost(safe, 0.0)
+def _budget(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu) -> Budget | None:
+    """Return what the budget has saved up; None while that cannot be told."""
+    expected = _steady_cost(job, state, ask, safe, gpu)
     if expected is None:
         return None
-    bounds = []
-    if job.exploration_budget is not None:
-        left = budget_left(job, state, ask, best_cost_j=expected)
-        if left is None:
-            return None
-        bounds.append(Bounds(left - expected, left))
-    if job.deadline_s is not None:
-        before = _before_deadline(job, state, ask, safe, gpu, job.deadline_s)
-        if before is None:
-            return None
-        bounds.append(before)
-    return Bounds(min(b.at_most_j for b in bounds), min(b.room_j for b in bounds))
+    left, so_far = budget_left(job, state, ask, best_cost_j=expected), _so_far(job, state, ask)
+    if left is None or so_far is None:
+        return None
+    rate_j = _share(job) * so_far.default_j / so_far.recurrences - expected
+    return Budget(left - expected, rate_j, max(SETTLED - so_far.recurrences, 0))
 
 
-def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, deadline_s: float) -> Bounds | None:
+def _steady_cost(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu) -> float | None:
+    """Return what a run of the best known arm costs; the default batch size's by the epochs the default is told from.
+
+    What is saved is a small difference of two great numbers: they must not be told in two ways.
+    """
+    samples = ask.samples_per_epoch or state.samples_per_epoch or 1
+    known = state.arm_cost(job, safe.batch_size, gpu.key, samples)
+    if safe.batch_size == job.default_batch_size and known is not None and state.default_epochs.count:
+        return known.once + state.default_epochs.mean * (known.training + known.beside)
+    return _cost(safe, 0.0)
+
+
+def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, deadline_s: float) -> Deadline | None:
     """Return what may be spent before the deadline so that the best known arm can still run after it.
 
     A late recurrence is worse than a dear one: there is no more room where the exploration is likely to complete.
@@ -156,28 +253,42 @@ def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, d
     parts += [known.per_epoch(at.power_limit_w, profile), known.once_each]
     least = min(cost_per_s(part, known.host_w) for part in parts if part.time_s > 0)
     at_most_j = (deadline_s - elapsed_s - following_s) * least
-    return Bounds(at_most_j, at_most_j)
+    return Deadline(at_most_j)
 
 
-def _fits(job: Job, state: State, ask: Ask, choice: Choice, gpu: Gpu, bounds: Bounds) -> bool:
+def _trial(job: Job, state: State, ask: Ask, choice: Choice, gpu: Gpu, limits: Mapping[str, float]) -> Trial:
     """Return whether the exploration may begin."""
     samples = ask.samples_per_epoch or state.samples_per_epoch or 1
     known = state.arm_cost(job, choice.batch_size, gpu.key, samples)
+    in_time_j, saved_j = limits.get("at_most_j", math.inf), limits.get("saved_j", math.inf)
     if isinstance(choice.cut, CostCut):
         others = [cost.training + cost.beside for cost in state.arm_costs(job, gpu.key, samples).values()]
         first_j = known.training + known.beside if known else (1 + PROFILING) * max(others, default=math.inf)
-        return 0 < choice.cut.threshold_j <= bounds.at_most_j and first_j <= bounds.at_most_j
+        fits = choice.cut.threshold_j > 0 and first_j <= min(in_time_j, saved_j)
+        return Trial(fits, first_j, late=first_j > in_time_j)
     if not isinstance(choice.cut, PlannedCut):
-        return False
-    if known is None:
-        believed_j = _cost(choice, LIKELY)
-        if believed_j is None:
-            return False
-        epoch_j = believed_j / math.exp(min(choice.cut.log_epochs + 0.5 * choice.cut.noise, 50.0))
-        return (1 + PROFILING) * epoch_j <= bounds.at_most_j
-    epoch_j = known.training + known.beside
-    allowed = epochs_allowed(choice.cut, epoch_cost_j=epoch_j, max_epochs=job.max_epochs, once_j=known.once)
-    return chance_to_complete(choice.cut, allowed) >= WORTH_TRYING
+        return Trial(fits=False, late=not math.isinf(in_time_j))
+    once_j, profiling = (known.once, 0.0) if known else (0.0, PROFILING)
+    if known is not None:
+        epoch_j = known.training + known.beside
+    else:
+        believed_j, dear_j = _cost(choice, 0.0), _cost(choice, LIKELY)
+        if believed_j is None or dear_j is None:
+            return Trial(fits=False, late=True)
+        epochs = math.exp(min(choice.cut.log_epochs + 0.5 * choice.cut.noise, 50.0))
+        epoch_j = believed_j / epochs
+        if (1 + PROFILING) * dear_j / epochs > in_time_j:
+            return Trial(fits=False, late=True)
+    allowed = partial(epochs_allowed, epoch_cost_j=epoch_j, max_epochs=job.max_epochs, once_j=once_j)
+    cut = replace(choice.cut, saved_j=None)
+    if known is not None and math.isfinite(in_time_j) and chance_to_complete(cut, allowed(cut)) < WORTH_TRYING:
+        return Trial(fits=False, late=True)
+    if math.isinf(saved_j):
+        return Trial(fits=True)
+    wished = allowed(cut)
+    needs_j = expected_excess(cut, wished, epoch_cost_j=epoch_j, once_j=once_j) + profiling * epoch_j
+    shorter = allowed(replace(choice.cut, saved_j=saved_j - profiling * epoch_j))
+    return Trial(needs_j <= saved_j or chance_to_complete(cut, shorter) >= WORTH_TRYING, needs_j)
 
 
 def _cost(choice: Choice, deviations: float) -> float | None:
@@ -187,5 +298,5 @@ def _cost(choice: Choice, deviations: float) -> float | None:
 
 
 def _held_back(safe: Choice, wished: Choice, why: str) -> Choice:
-    text = f"{safe.reason.text}; batch size {wished.batch_size} is not tried: {why}"
+    text = f"{safe.reason.text}; batch size {wished.batch_size} {why}"
     return replace(safe, reason=replace(safe.reason, kind=ReasonKind.HELD_BACK, text=text))

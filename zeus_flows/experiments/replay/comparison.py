@@ -25,7 +25,7 @@ class Row:
         energy_saved_percent: Of the last five recurrences' energy to accuracy, against the default.
         time_saved_percent: Of their time to accuracy; negative where it takes longer.
         last_cost_ratio: Their cost, in units of the best arm's expected cost.
-        dearest: Greatest cumulative cost, in units of the default's expected one, from the 20th recurrence on.
+        dearest: Greatest cumulative cost, in units of the default's expected one, from the 10th recurrence on.
             Single replays lie around it: the default is only estimated, and runs vary.
         unconverged: Recurrences that did not reach the target.
     """
@@ -141,7 +141,7 @@ def row(trace: Trace, job: Job, replays: Sequence[Replay]) -> Row:
     )
 
 
-def dearest(replays: Sequence[Replay], default_cost_j: float, *, since: int = 20) -> float:
+def dearest(replays: Sequence[Replay], default_cost_j: float, *, since: int = 10) -> float:
     """Return the greatest share that mean cumulative cost reached of the default's, from a recurrence on."""
     spent, greatest = 0.0, 0.0
     for number, costs in enumerate(zip(*(r.costs_j for r in replays), strict=True), start=1):

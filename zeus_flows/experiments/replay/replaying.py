@@ -96,7 +96,11 @@ class TraceTrainer:
             epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
         allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
         if curve and isinstance(decision.cut, PlannedCut) and decision.cut.reference is not None:
-            allowed = _watched(decision.cut, curve, needed, cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
+            # a bound may come before a look is over
+            look = min(max(decision.cut.at_least, 1), max(allowed, 1))
+            allowed = _watched(
+                decision.cut, curve, needed, first=look, cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j
+            )
         converged = needed is not None and needed <= allowed
         epochs = needed if converged and needed is not None else allowed
         if not epochs and profiles and not self._free_refusals:
@@ -253,11 +257,11 @@ def replay(
 
 
 def _watched(
-    cut: PlannedCut, curve: Curve, needed: int | None, *, cost_j: float, max_epochs: int, once_j: float
+    cut: PlannedCut, curve: Curve, needed: int | None, *, first: int, cost_j: float, max_epochs: int, once_j: float
 ) -> int:
     """Return how many epochs an attempt is allowed whose learning curve is looked at after each of them."""
     last = max_epochs if needed is None else min(needed, max_epochs)
-    for epoch in range(max(cut.at_least, 1), last):
+    for epoch in range(first, last):
         so_far = seen_by(curve, epoch)
         allowed = epochs_allowed(
             cut, epoch_cost_j=cost_j, max_epochs=max_epochs, once_j=once_j, curve=so_far, epoch=epoch
