@@ -89,6 +89,17 @@ def test_a_stopped_run_that_led_makes_its_arm_look_better() -> None:
     assert led.posterior.mean[arm] < belief.posterior.mean[arm] < blind.posterior.mean[arm] + 1e-9
 
 
+def test_ten_short_looks_that_mislead_alike_count_as_one() -> None:
+    belief = EpochsBelief.empty(ARMS, 32).complete(JOB, 32, 40, curve=curve(40))
+    arm, misleading = ARMS.index(16), seen_by(curve(12), 4)
+    once = belief.stop(16, 4, max_epochs=100, curve=misleading)
+    often = once
+    for _ in range(9):
+        often = often.stop(16, 4, max_epochs=100, curve=misleading)
+    assert often.posterior.mean[arm] > once.posterior.mean[arm] - 0.05
+    assert often.posterior.variance[arm] > 0.8 * once.posterior.variance[arm]
+
+
 def test_curves_that_do_not_foretell_the_end_are_trusted_less() -> None:
     honest = deceiving = EpochsBelief.empty(ARMS, 32).complete(JOB, 32, 40, curve=curve(40))
     for arm in (16, 64, 128):

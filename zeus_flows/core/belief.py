@@ -153,20 +153,21 @@ class EpochsBelief:
         """Return the belief after a run that was stopped after `epochs`: Epochs(b) is greater than that.
 
         What its curve foretells is seen through noise. Then the posterior given E > k, matched in mean and variance,
-        becomes a pseudo-observation.
+        becomes a pseudo-observation. Curves of one arm mislead alike, so that the longest of them counts, not their sum.
         """
         arm = self.batch_sizes.index(batch_size)
+        said, longest = self.unfinished[arm], self.stopped[arm].longest
+        reference = self.reference(arm) if epochs >= longest else None
+        foretold = forecast(reference, curve, epochs) if reference is not None else None
         posterior = self.posterior
+        if said is not None and foretold is not None:
+            posterior, said = replace(self, unfinished=_put(self.unfinished, arm, None)).posterior, None
         mean, variance = float(posterior.mean[arm]), max(float(posterior.covariance[arm, arm]), 1e-6)
         noise = float(posterior.noise[arm])
-        said: Seen | None = self.unfinished[arm]
-        reference = self.reference(arm)
-        foretold = forecast(reference, curve, epochs) if reference is not None else None
         if foretold is not None:
-            by_curve = Seen(foretold.log_epochs, foretold.variance + noise)
-            both = Seen(mean, variance) + by_curve
+            said = Seen(foretold.log_epochs, foretold.variance + noise)
+            both = Seen(mean, variance) + said
             mean, variance = both.log_epochs, both.variance
-            said = by_curve if said is None else said + by_curve
         beyond = censored(math.log(epochs + 0.5), mean=mean, variance=variance, noise=noise)
         return replace(
             self,
