@@ -7,7 +7,7 @@ RECURRENCES ?= 20
 
 # Which examples hypothesis tries; make prints it, and `make test SEED=...` tries the same again.
 SEED ?= $(shell date +%s)
-PYTEST = $(BIN)/pytest -q -n 2 --dist loadgroup --hypothesis-seed=$(SEED)
+PYTEST = $(BIN)/pytest -q -n 3 --dist loadgroup --hypothesis-seed=$(SEED)
 
 .PHONY: demo test unit check docs clean help
 
