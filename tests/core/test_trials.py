@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.builders import V100, profile
 from zeus_flows.core.records import Outcome
+from zeus_flows.experiments.replay.comparison import dearest, default_run
 from zeus_flows.experiments.replay.replaying import replay, replay_job
 from zeus_flows.experiments.replay.traces import Trace
 from zeus_flows.recurrence.loop import Recurrence
@@ -82,3 +83,16 @@ def test_a_decision_says_how_epochs_depend_on_the_batch_size_in_words() -> None:
 def test_the_same_observations_give_the_same_look() -> None:
     once, again = (explored(STEPPED, "thompson", recurrences=30, seed=2) for _ in range(2))
     assert once == again
+
+
+@pytest.mark.parametrize("policy", ["thompson", "lookahead"])
+def test_a_budget_keeps_what_trials_cost_within_bounds_that_are_passed_without_it(policy: str) -> None:
+    deceiving = trace({8: 40, 16: 36, 32: 20, 64: 36, 128: 66}, default=32, curves=False)
+
+    def dearest_with(budget: float | None) -> float:
+        job = replay_job(deceiving, policy, exploration_budget=budget)
+        replays = [replay(deceiving, job, recurrences=30, seed=s) for s in range(5)]
+        return dearest(replays, default_run(deceiving, job).cost_j, since=10)
+
+    assert dearest_with(0.05) <= 1.05
+    assert dearest_with(None) > 1.1

@@ -153,7 +153,7 @@ class EpochsBelief:
         """Return the belief after a run that was stopped after `epochs`: Epochs(b) is greater than that.
 
         What its curve foretells is seen through noise. Then the posterior given E > k, matched in mean and variance,
-        becomes a pseudo-observation. Curves of one arm mislead alike, so that the longest of them counts, not their sum.
+        becomes a pseudo-observation. Curves of one arm mislead alike: the longest of them counts, not their sum.
         """
         arm = self.batch_sizes.index(batch_size)
         said, longest = self.unfinished[arm], self.stopped[arm].longest
