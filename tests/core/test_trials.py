@@ -54,6 +54,7 @@ def test_a_step_that_no_law_has_is_found_by_its_learning_curve(policy: str) -> N
         assert done.last(done.last_costs_j) < 1.2 * done.best_cost_j
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["thompson", "lookahead"])
 def test_looks_become_rare_but_are_never_over(policy: str) -> None:
     flat = trace({16: 30, 32: 30, 64: 30, 128: 30, 256: 30}, default=256, curves=False)

@@ -107,6 +107,7 @@ def test_grid_has_more_regret_than_the_published_policy_but_not_by_orders_of_mag
     assert 1 < regret["grid"] / regret["zeus-paper"] < 10, "the paper's worst is 72"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["v100", "p100"])
 @EVERY_FOLDER
 def test_zeus_plateaus_as_the_published_policy_does(folder: Path, gpu: str) -> None:
