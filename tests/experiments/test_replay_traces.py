@@ -13,7 +13,8 @@ from zeus_flows.core.power_profile import Gpu, Part
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.replaying import replay, replay_job
-from zeus_flows.experiments.replay.traces import TraceJob, TraceLabels, file_name, read_trace, write_traces
+from zeus_flows.experiments.replay.traces import TraceJob, read_trace
+from zeus_flows.experiments.replay.written_traces import TraceLabels, file_name, write_traces
 
 LABELS = TraceLabels("flights", "mlp", "adam", 0.8, learning_rates={32: 0.01})
 SPEC = TraceJob("flights", "mlp", "adam", 0.8, max_epochs=50, default_batch_size=32)

@@ -90,7 +90,7 @@ def verify(target: LedgerOf) -> int:
 
 def traces(target: LedgerOf, folder: Path) -> int:
     """Write a job's runs in the published trace format; say how to replay them."""
-    from zeus_flows.experiments.replay.traces import TraceLabels, write_traces
+    from zeus_flows.experiments.replay.written_traces import TraceLabels, write_traces
 
     job_file, ledger, _, _ = target.open()
     rates = {b: job_file.learning_rate.at(b, job_file.default_batch_size) for b in job_file.batch_sizes}
