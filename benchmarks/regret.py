@@ -3,6 +3,7 @@
     nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100] [--skip drift|elsewhere] [--json]
     nice python benchmarks/regret.py --traces FOLDER --speed    # only how fast a replay is
     nice python benchmarks/regret.py --traces FOLDER --sources DATA [--half design|kept] [--skip SOURCE]
+    nice python benchmarks/regret.py --traces FOLDER --sources DATA --learning
     nice python benchmarks/regret.py --traces FOLDER --transfers
 
 The first two need the extra `bench` (zeus 0.16). Their ratios are to the published simulator
@@ -13,7 +14,8 @@ least of several goes.
 `--sources` measures nothing but regret over `zeus-paper`'s on the published traces and on every source with a recipe in
 `benchmarks/sources/`, whose data are below DATA: 20, 50 and 200 recurrences, 10 seeds. Constants were tuned on the
 published traces and on every other workload of each recipe's source (`--half design`); the rest was kept aside to judge
-(`--half kept`). `--transfers` measures what 30 recurrences on one GPU spare a job on another.
+(`--half kept`). With `--learning` it measures instead what a prior learnt from other workloads' jobs spares a new job.
+`--transfers` measures what 30 recurrences on one GPU spare a job on another.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import regret_elsewhere
+import regret_learning
 import regret_published
 import regret_sources
 import regret_transfers
@@ -78,6 +81,13 @@ def others(options: argparse.Namespace, goal: Goals) -> dict[str, Any]:
     result: dict[str, Any] = {"seeds": seeds}
     if options.sources:
         gathered = regret_sources.gather(options.traces, options.sources, skip=options.skip, half=options.half)
+    if options.sources and options.learning:
+        measured = regret_learning.measure(gathered, seeds=seeds, processes=options.processes)
+        result["learning"] = found = regret_learning.summary(measured)
+        regret_learning.goals(found, goal)
+        if not options.json:
+            regret_learning.show(found, seeds)
+    elif options.sources:
         results = regret_sources.measure(gathered, seeds=seeds, processes=options.processes)
         result |= {"half": options.half, "by_source": (found := regret_sources.summary(results))}
         regret_sources.goals(found, goal)
@@ -98,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, required=True, help="folder of the published traces")
     parser.add_argument("--sources", type=Path, metavar="DATA", help="folder that the recipes' files are below")
+    parser.add_argument("--learning", action="store_true", help="with --sources: only what other jobs would teach one")
     parser.add_argument("--transfers", action="store_true", help="measure what is learnt for other GPUs")
     parser.add_argument("--speed", action="store_true", help="measure nothing but replay speed")
     parser.add_argument("--gpu", action="append", dest="gpus")
@@ -109,6 +120,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="for --sources and --transfers")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.learning and (not options.sources or options.half):
+        parser.error("--learning needs --sources DATA and takes all its workloads: leave --half out")
     if options.speed:
         regret_published.show_speed(options.traces, options.gpus or regret_published.GPUS)
         return

@@ -233,6 +233,7 @@ class Simulated:
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         """Return how an attempt goes."""
         world, b, number = self.world, decision.batch_size, decision.recurrence
