@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.builders import JOB, decision, gate_check, observation
+from tests.builders import GPU, JOB, decision, gate_check, observation
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy import engine
+from zeus_flows.core.power_profile import LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.reasons import ArmBelief, ArmStatus, Reason, ReasonKind
 from zeus_flows.core.records import EnergySource, Gap
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
 from zeus_flows.ledger.memory import MemoryLedger, MemoryStore
@@ -142,6 +144,25 @@ def test_the_fold_has_one_order_whatever_order_reports_arrive_in(open_ledger: Op
     expected = [observation(n, energy_j=1000.0 * (i + 1)) for i, n in enumerate(numbers)]
     assert ledger.history().state == policy.fold(JOB, expected)
     assert open_ledger().history().state == policy.fold(JOB, expected)
+
+
+def test_an_observation_with_a_hundred_power_limits_comes_back_whole(open_ledger: Open) -> None:
+    ledger = open_ledger()
+    rows = tuple(LimitMeasurement(400 - 10 / 3 * i, 100.25 + i, 1000.5 + 7 * i) for i in range(100))
+    parts = Parts(evaluation=tuple((row.power_limit_w, Part(2, 80.5 + i, 1.25)) for i, row in enumerate(rows)))
+    number = ledger.begin()
+    attempt = ledger.decided(decision(number, reason=Reason(ReasonKind.EXPLORE, "because", fifty_arms())), {})
+    observed = observation(number, profile=PowerProfile(64, GPU, rows), parts=parts)
+    for _ in range(2):
+        ledger.observed(attempt, observed)
+    ledger.ended(number, [observed])
+    again = open_ledger()
+    assert again.observations() == (observed,)
+    assert again.history().state.profile(64, GPU) == observed.profile
+
+
+def fifty_arms() -> tuple[ArmBelief, ...]:
+    return tuple(ArmBelief(8 * b, 3, 1234.5 + b, 0.12, 1200.25 - b, ArmStatus.KNOWN, 0.02, -5.5) for b in range(1, 51))
 
 
 def test_measured_and_simulated_runs_are_never_mixed(open_ledger: Open) -> None:

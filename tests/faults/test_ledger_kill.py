@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "zeus_flows"
 #: `changed`: the first with a new fingerprint; `dead`: another one died before; `outage`: MLflow is away until the
 #: decision was spooled; `gated`: a drift gate is asked and wants training; `skipping`: it does not.
 POINTS = {
-    "fresh": ["after-create-root", "after-create-page", "after-link-page", "before-claim"],
+    "fresh": ["after-create-root", "after-name-root", "after-create-page", "after-link-page", "before-claim"],
     "known": [
         *("after-settle", "after-claim", "after-begin", "after-snapshot", "after-decide", "after-create-run"),
         *("after-log-decision", "after-link-decision", "after-decided", "after-spool-epoch", "after-heartbeat"),

@@ -163,7 +163,7 @@ def test_a_planted_secret_appears_nowhere(
             with pytest.raises(StoreUnavailable) as away:
                 direct(job, uri).history()
             assert PASSWORD not in str(away.value)
-            assert ledger.sweep() == []
+            assert ledger.sweep().buried == ()
         with pytest.raises(StoreDenied) as denied:
             direct(job, server_with_authentication.replace("//", "//nobody:planted-Secret-54321@")).begin()
         assert "planted" not in str(denied.value)

@@ -51,6 +51,7 @@ class BriefTrainer:
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         for epoch in (1, 2, 3):
             self._between(epoch)

@@ -95,7 +95,7 @@ def test_a_dead_recurrence_is_a_gap_where_nothing_that_counts_was_observed(sqlit
     dead.decided(decision(number, 2), {})
     trained(sqlite_uri)
     outbox = Outbox(tmp_path / "state")
-    assert [buried.recurrence for buried in sweep(open_ledger(sqlite_uri), outbox)] == [2, 3, 4]
+    assert [buried.recurrence for buried in sweep(open_ledger(sqlite_uri), outbox).buried] == [2, 3, 4]
     outbox.close()
     for _ in range(10):
         trained(sqlite_uri)

@@ -125,7 +125,7 @@ def test_whoever_dies_while_asking_is_buried_and_the_gate_s_run_ends(sqlite_uri:
     theirs = open_ledger(sqlite_uri, holder=replace(this_process(), started=1))
     theirs.asked(theirs.begin(), {})
     outbox = Outbox(tmp_path / "state")
-    (buried,) = sweep(open_ledger(sqlite_uri), outbox)
+    (buried,) = sweep(open_ledger(sqlite_uri), outbox).buried
     outbox.close()
     assert (buried.recurrence, buried.attempts) == (1, 0)
     assert [run.info.status for run in runs(sqlite_uri, "gate")] == ["KILLED"]
@@ -140,12 +140,12 @@ def test_a_long_evaluation_elsewhere_is_alive_while_it_says_so(
     now = 1000.0
     monkeypatch.setattr(janitor, "monotonic_s", lambda: now)
     for _ in range(3):
-        assert sweep(mine, outbox) == []
+        assert sweep(mine, outbox).buried == ()
         now += 299.0
         theirs.heartbeat(asked, there := there.next())
-    assert sweep(mine, outbox) == []
+    assert sweep(mine, outbox).buried == ()
     now += 301.0
-    assert len(sweep(mine, outbox)) == 1
+    assert len(sweep(mine, outbox).buried) == 1
     outbox.close()
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import random
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from tests.builders import JOB, observation
+from tests.builders import GPU, JOB, observation
 from zeus_flows.core import policy
+from zeus_flows.core.json import plain_text
+from zeus_flows.core.power_profile import LimitMeasurement, Part, Parts, PowerProfile
 from zeus_flows.core.records import Outcome
 from zeus_flows.ledger import lease
 from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.record_text import dump_observation, load_observation
 from zeus_flows.ledger.mlflow.snapshot import Snapshot
 
 
@@ -54,6 +60,47 @@ def test_pieces_of_two_writers_do_not_fit_together(monkeypatch: pytest.MonkeyPat
     assert snapshot.load(JOB, mine | {piece: theirs[piece]}) is None
     assert snapshot.load(JOB, {k: v for k, v in mine.items() if k != piece}) is None
     assert snapshot.load(JOB, mine | {snapshot.HEAD: "not json"}) is None
+
+
+def test_a_snapshot_that_an_earlier_version_wrote_in_plain_text_is_read() -> None:
+    body = json.dumps(policy.to_json(states(9)))
+    head = {"upto": 9, "pieces": 1, "digest": hashlib.sha256(body.encode()).hexdigest()}
+    tags = {snapshot.HEAD: json.dumps(head), f"{snapshot.HEAD}.0": body}
+    assert snapshot.load(JOB, tags) == Snapshot(9, states(9))
+    assert (snapshot.covers(tags), snapshot.counted(tags)) == (9, (9, 9))
+
+
+def test_a_shorter_snapshot_empties_the_pieces_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, anew = (
+        dict.fromkeys(map(names.snapshot_piece, range(7)), "x"),
+        {snapshot.ANEW: "y", f"{snapshot.ANEW}.0": "z"},
+    )
+    monkeypatch.setattr(snapshot, "MAX_TAG", 1000)
+    written = snapshot.dump(Snapshot(9, states(9)), over=long | anew)
+    now = long | anew | written
+    assert snapshot.load(JOB, now) == Snapshot(9, states(9))
+    assert {name for name, value in now.items() if not value} == set(long) - set(snapshot.dump(Snapshot(9, states(9))))
+    assert not set(anew) & set(written)
+
+
+def test_a_snapshot_of_fifty_arms_and_sixty_limits_is_packed_to_a_quarter() -> None:
+    sizes = tuple(8 * b for b in range(1, 51))
+    job, draw = replace(JOB, batch_sizes=sizes), random.Random(0)
+    seen = []
+    for number, size in enumerate(sizes, start=1):
+        rows = (LimitMeasurement(400.0 - 3 * i, draw.uniform(1e3, 6e3), draw.uniform(1e3, 9e3)) for i in range(60))
+        profile = PowerProfile(size, GPU, tuple(rows))
+        parts = Parts(
+            evaluation=tuple((400.0 - 3 * i, Part(2, draw.uniform(1, 1e4), draw.random())) for i in range(60))
+        )
+        seen.append(load_observation(dump_observation(observation(number, 1, size, profile=profile, parts=parts))))
+    written = Snapshot(50, policy.fold(job, seen))
+    tags = snapshot.dump(written)
+    plain = len(plain_text(policy.to_json(written.state)))
+    assert plain > 250_000
+    assert sum(map(len, tags.values())) < plain / 4
+    assert len(tags) < 25
+    assert snapshot.load(job, tags) == written
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def tags(uri: str) -> dict[str, str]:
 
 
 def version(uri: str) -> int:
-    return int(json.loads(tags(uri)[f"{snapshot.HEAD}.0"])["version"])
+    read = snapshot._read(tags(uri), snapshot.HEAD)
+    assert read is not None
+    return int(read[1]["version"])
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,18 @@ from mlflow import MlflowClient
 from tests.builders import decision, observation
 from tests.training_functions import write_job
 from zeus_flows.cli import main
+from zeus_flows.core.attempt import EpochReport
+from zeus_flows.core.json import to_text
 from zeus_flows.core.records import EnergySource
 from zeus_flows.job_file import load_job
+from zeus_flows.ledger import durable
+from zeus_flows.ledger.janitor import Buried, Swept
+from zeus_flows.ledger.lease import this_process
+from zeus_flows.ledger.mlflow import snapshot
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct
+from zeus_flows.ledger.outbox import Outbox
+from zeus_flows.settings import read_settings
 
 
 @pytest.fixture
@@ -56,16 +64,49 @@ def test_verify_notices_a_snapshot_that_lies(job: Path) -> None:
         record(ledger, load_job(job).fingerprint)
     ledger.history()
     window = ledger.window()
-    forged = {name: value.replace('"observations":12', '"observations":11') for name, value in window.tags.items()}
-    body = "".join(forged[f"zf.snapshot.{i}"] for i in range(10) if f"zf.snapshot.{i}" in forged)
-    head = json.loads(forged["zf.snapshot"]) | {"digest": hashlib.sha256(body.encode()).hexdigest()}
+    known = snapshot.load(load_job(job).core(), window.tags)
+    assert known is not None
+    forged = snapshot.dump(replace(known, state=replace(known.state, observations=11)))
     client = MlflowClient(tracking_uri=load_job(job).tracking_uri)
-    for name, value in (forged | {"zf.snapshot": json.dumps(head)}).items():
-        if name.startswith("zf.snapshot"):
-            client.set_tag(window.run_id, name, value)
+    for name, value in forged.items():
+        client.set_tag(window.run_id, name, value)
     done = zeus_flows("ledger", "verify", str(job))
     assert done.exit_code == 5
-    assert "the next recurrence folds anew" in done.output
+    assert f"type `zeus-flows ledger repair {job}`" in done.output
+    done = zeus_flows("ledger", "repair", str(job))
+    assert (done.exit_code, done.output) == (
+        0,
+        "nothing that holds the ledger together was missing\n"
+        "nightly: the history is folded anew; 12 observations count\n",
+    )
+    assert zeus_flows("ledger", "verify", str(job)).exit_code == 0
+
+
+def test_repair_brings_back_what_was_deleted_and_rebuilds_what_is_gone(job: Path, sqlite_uri: str) -> None:
+    ledger = ledger_of(job)
+    for _ in range(3):
+        record(ledger, load_job(job).fingerprint)
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    page, window = ledger.layout.page(0), ledger.window().run_id
+    client.delete_run(window)
+    client.delete_run(page)
+    client._tracking_client.store._hard_delete_run(page)
+    refused = zeus_flows("ledger", "verify", str(job))
+    assert refused.exit_code == 5
+    assert "type `zeus-flows ledger repair`" in refused.output
+    done = zeus_flows("ledger", "repair", str(job))
+    assert done.exit_code == 0, done.output
+    assert f"drift window 1 · simulated energy had been deleted and is back (run {window})" in done.output
+    assert "page 0 was gone for good and is rebuilt from the runs of 3 recurrences" in done.output
+    assert "the history is folded anew; 3 observations count" in done.output
+    assert zeus_flows("ledger", "verify", str(job)).exit_code == 0
+    assert ledger_of(job).begin() == 4
+
+
+def test_repair_of_a_job_that_is_not_there_says_so(job: Path) -> None:
+    done = zeus_flows("ledger", "repair", str(job))
+    assert done.exit_code == 5
+    assert "there is no experiment of the job nightly in sqlite" in done.output
 
 
 def test_reset_opens_a_window_in_which_nothing_counts_yet(job: Path) -> None:
@@ -85,7 +126,38 @@ def test_janitor_leaves_the_living_alone(job: Path) -> None:
     assert len(ledger_of(job).history().in_flight) == 1
 
 
-def foreign_run(uri: str, batch_size: int, accuracy: float, **metrics: float) -> None:
+def test_janitor_says_what_still_waits_to_be_delivered(job: Path, sqlite_uri: str) -> None:
+    ledger = ledger_of(job)
+    attempt = ledger.decided(decision(ledger.begin()), {})
+    outbox = Outbox(read_settings().state_dir)
+    report = to_text(EpochReport(1, energy_j=1.0, time_s=1.0))
+    outbox.put(ledger.key, attempt, "epoch", report, owner=this_process().dump(), wall_s=1.0)
+    assert "what 1 attempts brought still waits here" in zeus_flows("janitor", str(job)).output
+    assert (
+        "waits here"
+        not in zeus_flows(
+            "janitor", str(write_job(job.parent / "other.yaml", name="other", tracking_uri=sqlite_uri))
+        ).output
+    )
+
+
+def test_janitor_says_what_it_had_no_time_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> Swept:
+        return Swept(
+            buried=(Buried(1, 1, "process 7 on host has ended", ""),), unseen=(2, 3), why="MLflow took too long"
+        )
+
+    monkeypatch.setattr(durable, "sweep", slow)
+    done = zeus_flows("janitor", str(job))
+    assert done.exit_code == 5
+    assert "recurrence 1 was closed: process 7 on host has ended" in done.output
+    assert "2 recurrences could not be looked at (2, 3): MLflow took too long" in done.output
+    assert f"type `zeus-flows janitor {job}` again" in done.output
+    monkeypatch.setattr(durable, "sweep", lambda *_, **__: Swept(why="MLflow took too long"))
+    assert "no recurrence could be looked at: MLflow took too long" in zeus_flows("janitor", str(job)).output
+
+
+def foreign_run(uri: str, batch_size: object, accuracy: float, **metrics: float) -> str:
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("old-runs")
     experiment_id = experiment.experiment_id if experiment else client.create_experiment("old-runs")
@@ -94,6 +166,7 @@ def foreign_run(uri: str, batch_size: int, accuracy: float, **metrics: float) ->
     for name, value in ({"epochs": 7, "joules": 900.0, "seconds": 12.0, "accuracy": accuracy} | metrics).items():
         client.log_metric(run_id, name, value)
     client.set_terminated(run_id)
+    return str(run_id)
 
 
 COLUMNS = ("--batch-size", "params.bs", "--energy", "metrics.joules", "--time", "metrics.seconds", "--samples", "1000")
@@ -114,6 +187,30 @@ def test_import_turns_existing_runs_into_observations_once(job: Path, sqlite_uri
     ]
     again = zeus_flows("import", str(job), "--experiment", "old-runs", *COLUMNS)
     assert "0 runs imported from old-runs, 2 known before" in again.output
+
+
+def test_import_goes_on_past_bad_runs_and_lists_them(job: Path, sqlite_uri: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    bad = {
+        foreign_run(sqlite_uri, 64.9, accuracy=1.0): "params.bs is 64.9, not a whole number",
+        foreign_run(sqlite_uri, "large", accuracy=1.0): "params.bs is 'large', not a number",
+        foreign_run(sqlite_uri, "nan", accuracy=1.0): "params.bs is nan; it must be positive and finite",
+        foreign_run(sqlite_uri, "inf", accuracy=1.0): "params.bs is inf; it must be positive and finite",
+        foreign_run(sqlite_uri, 32, accuracy=1.0, joules=-5.0): "metrics.joules is -5; it must be positive and finite",
+        foreign_run(sqlite_uri, 32, accuracy=1.0, joules=inf): "metrics.joules is 1.79769e+308; it must be",
+        foreign_run(sqlite_uri, 32, accuracy=1.0, joules=nan): "metrics.joules is nan; it must be",
+        foreign_run(sqlite_uri, 32, accuracy=1.0, seconds=0.0): "metrics.seconds is 0; it must be positive",
+        foreign_run(sqlite_uri, 32, accuracy=1.0, epochs=-1): "metrics.epochs is -1; it must be positive",
+        foreign_run(sqlite_uri, 32, accuracy=1.0, epochs=inf): "metrics.epochs is 1.79769e+308; it must be",
+        foreign_run(sqlite_uri, 32, accuracy=nan): "metrics.accuracy is nan",
+    }
+    foreign_run(sqlite_uri, 32, accuracy=1.0)
+    done = zeus_flows("import", str(job), "--experiment", "old-runs", *COLUMNS)
+    assert done.exit_code == 0, done.output
+    assert "1 runs imported from old-runs, 0 known before" in done.output
+    for run_id, why in bad.items():
+        assert f"left out {run_id}: {why}" in done.output
+    assert [o.batch_size for o in ledger_of(job).observations()] == [32]
 
 
 def test_import_says_what_a_run_lacks_where_none_can_be_used(job: Path, sqlite_uri: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands that look after a job's ledger: janitor, reset, verify, import."""
+"""Commands that look after a job's ledger: janitor, reset, verify, repair, import."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import click
 
-from zeus_flows.errors import ConfigError
+from zeus_flows.errors import ConfigError, StoreUnavailable
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
-from zeus_flows.ledger.janitor import sweep_orphans
-from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.janitor import Swept, sweep_orphans
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.importing import Columns, import_runs
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.repair import repair
 from zeus_flows.ledger.open_ledger import open_direct, open_durable
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
+
+#: Seconds that the janitor may take where nobody waits to train.
+JANITOR_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,34 @@ def janitor(target: LedgerOf) -> int:
             comparable=job_file.comparable,
         )
     ) as durable:
-        buried = durable.sweep(flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
-    orphans = sweep_orphans(ledger, now_s=time.time())
-    for grave in buried:
+        swept = durable.sweep(within_s=JANITOR_S, flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
+        left = durable.left()
+    for grave in swept.buried:
         click.echo(f"recurrence {grave.recurrence} was closed: {grave.why}")
+    if left:
+        click.echo(f"what {left} attempts brought still waits here to be delivered")
+    orphans, unseen = list[str](), [_unseen(swept)] if swept.why else []
+    try:
+        with ledger.store.within(JANITOR_S):
+            orphans = sweep_orphans(ledger, now_s=time.time())
+    except StoreUnavailable as error:
+        unseen.append(f"runs that nothing refers to could not be looked at: {error}")
     if orphans:
         click.echo(f"{len(orphans)} runs that a killed process had made and nothing refers to were discarded")
-    if not buried and not orphans:
+    if unseen:
+        click.echo("\n".join((*unseen, f"  type `zeus-flows janitor {target.path}` again")), err=True)
+        return StoreUnavailable.exit_code
+    if not swept.buried and not orphans:
         click.echo("nothing is dead; what another machine holds is dead after five minutes without a heartbeat")
     return 0
+
+
+def _unseen(swept: Swept) -> str:
+    """Return what a sweep that broke off did not come to, as a sentence."""
+    if not swept.unseen:
+        return f"no recurrence could be looked at: {swept.why}"
+    numbers = ", ".join(map(str, swept.unseen[:20])) + (", ..." if len(swept.unseen) > 20 else "")
+    return f"{len(swept.unseen)} recurrences could not be looked at ({numbers}): {swept.why}"
 
 
 def reset(target: LedgerOf) -> int:
@@ -81,11 +104,25 @@ def verify(target: LedgerOf) -> int:
         click.echo(f"{job_file.name}: the state is the fold of all {observations} observations")
         return 0
     click.echo(
-        f"{job_file.name}: the snapshot differs from the fold of all {observations} observations; "
-        f"delete the tag {names.SNAPSHOT} of the newest drift window's run, and the next recurrence folds anew",
+        f"{job_file.name}: the snapshot differs from the fold of all {observations} observations, as where runs were "
+        f"deleted or changed by hand\n  type `zeus-flows ledger repair {target.path}`",
         err=True,
     )
     return 5
+
+
+def mend(target: LedgerOf) -> int:
+    """Bring back or rebuild what holds a job's ledger together, drop its snapshots and fold the history anew."""
+    job_file, ledger, _, _ = target.open()
+    repaired = repair(ledger.store, job_file.name)
+    for line in repaired.done or ["nothing that holds the ledger together was missing"]:
+        click.echo(line)
+    for line in repaired.lost:
+        click.echo(f"cannot be rebuilt: {line}")
+    ledger.history()
+    _, observations = ledger.verify()
+    click.echo(f"{job_file.name}: the history is folded anew; {observations} observations count")
+    return 0
 
 
 def traces(target: LedgerOf, folder: Path) -> int:

@@ -18,7 +18,7 @@ from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.json import from_text
 from zeus_flows.core.records import Observation
-from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.errors import LedgerDamaged, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
 from zeus_flows.ledger.lease import HEARTBEAT_S, Holder, read_holder
@@ -35,6 +35,8 @@ WAIT_S: Final = 20.0
 STALL_S: Final = 2.0
 #: Seconds for which a recurrence waits, before it decides, for what others left here to be delivered.
 SETTLE_S: Final = 4.0
+#: Seconds that a process takes at its end for what the disk did not take and MLflow has not.
+UNKEPT_S: Final = 30.0
 _RETRY_S: Final = 2.0
 
 
@@ -118,19 +120,27 @@ class Delivery:
         if refused is not None:
             raise refused
         if self._is_waiting(item):
-            log.warning("MLflow does not answer; what this run brought is kept and will be delivered by the next one")
+            kept = (
+                "will be delivered by the next one" if item > 0 else "in memory only: it is lost when this process ends"
+            )
+            log.warning("MLflow does not answer; what this run brought is kept and %s", kept)
 
     def settle(self) -> None:
         """Wait a while for what is here to be delivered."""
         self._linger(self._is_anything_due, SETTLE_S)
 
     def flush(self, *, most_s: float) -> None:
-        """Take a last while to deliver what is left."""
+        """Take a last while to deliver what is left, and longer where it would be lost otherwise."""
+        if self._outbox.unkept(self._ledger.key, token=self.holder.token):
+            most_s = max(most_s, UNKEPT_S)
         give_up, tries = time.monotonic() + most_s, self._tries
         self._hurry.set()
         self._work.set()
         while time.monotonic() < give_up and self._is_anything_due():
-            if self._link.is_away and self._tries > tries + 1:  # one may have been under way; one more was in vain
+            in_vain = (
+                self._link.is_away and self._tries > tries + 1
+            )  # one may have been under way; one more was in vain
+            if in_vain and not self._outbox.unkept(self._ledger.key, token=self.holder.token):
                 break
             time.sleep(0.02)
 
@@ -144,7 +154,9 @@ class Delivery:
         self.stop()
         self._thread.join(timeout=10)
         if not self._thread.is_alive():  # else it may yet deliver: the items stay its own as long as this process
-            self._outbox.release(self._ledger.key, token=self.holder.token)
+            lost = self._outbox.release(self._ledger.key, token=self.holder.token)
+            if lost:
+                log.error("%d records are lost: neither MLflow nor the state directory took them", lost)
             self._outbox.close()
 
     def _is_waiting(self, item: int) -> bool:
@@ -214,7 +226,7 @@ class Delivery:
             reached("before-deliver")
             try:
                 run_id = self._deliver_one(item)
-            except (StoreUnavailable, StoreDenied):
+            except (StoreUnavailable, StoreDenied, LedgerDamaged):
                 raise
             except StoreError as refusal:
                 log.warning("a record was refused and dropped: %s", refusal)

@@ -3,7 +3,7 @@
 Decisions are read and written directly, within a bound; where MLflow does not answer, the default batch size stands in
 and its decision is kept. Everything an attempt brings goes into the outbox first and is delivered by a thread
 (`zeus_flows.ledger.delivery`), so that training never waits for MLflow. What is left when the process ends is delivered
-by the next recurrence on this machine.
+by the next recurrence on this machine. Where the outbox's disk is full or gone, the thread delivers from memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.json import to_text
 from zeus_flows.core.records import Decision, Gap, Observation
-from zeus_flows.errors import StoreError, StoreUnavailable
+from zeus_flows.errors import StoreUnavailable
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
 from zeus_flows.ledger.delivery import Delivery, ItemKind, KeptDecision, KeptEnd
-from zeus_flows.ledger.janitor import Buried, sweep
+from zeus_flows.ledger.janitor import Swept, sweep
 from zeus_flows.ledger.lease import Holder
 from zeus_flows.ledger.link import Link
 from zeus_flows.ledger.mlflow import record_text as codec
@@ -163,12 +163,8 @@ class DurableLedger:
         return str(self._now.attempt)
 
     def epoch(self, attempt_id: str, report: EpochReport) -> None:
-        """Keep what one epoch brought; deliver it soon. Training does not end because one cannot be kept."""
-        dated = replace(report, wall_s=time.time())
-        try:
-            self._delivery.put(read_ref(attempt_id), ItemKind.EPOCH, to_text(dated))
-        except StoreError as error:
-            log.warning("epoch %d is not recorded: %s", report.epoch, error)
+        """Keep what one epoch brought; deliver it soon."""
+        self._delivery.put(read_ref(attempt_id), ItemKind.EPOCH, to_text(replace(report, wall_s=time.time())))
         reached("after-spool-epoch")
 
     def observed(self, attempt_id: str, observation: Observation) -> None:
@@ -192,17 +188,20 @@ class DurableLedger:
         reached("after-spool-end")
         self._delivery.wait(item)
 
-    def sweep(self, **prefect: Any) -> list[Buried]:
-        """Deliver what the dead left here, then close what is dead (`janitor.sweep`); nothing while MLflow is away."""
+    def sweep(self, *, within_s: float = SWEEP_WITHIN_S, **prefect: Any) -> Swept:
+        """Deliver what the dead left here, then close what is dead (`janitor.sweep`), as far as time and MLflow go."""
         self._delivery.settle()
         reached("after-settle")
-        try:
-            with self._ledger.store.within(SWEEP_WITHIN_S):
-                return sweep(self._ledger, self._outbox, **prefect)
-        except StoreUnavailable as error:
+        with self._ledger.store.within(within_s):
+            swept = sweep(self._ledger, self._outbox, **prefect)
+        if swept.why:
             self._link.lost()
-            log.warning("%s; the janitor will come with the next recurrence", error)
-            return []
+            log.warning("%s; the janitor will come with the next recurrence", swept.why)
+        return swept
+
+    def left(self) -> int:
+        """Return about how many attempts something is still to be delivered from this machine."""
+        return len(self._outbox.unsettled(self._ledger.key))
 
     def observations(self) -> tuple[Observation, ...]:
         """Return every observation that was delivered and counts."""

@@ -7,13 +7,16 @@ observation; while that looks like an exploration under way, everyone else would
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from zeus_flows.errors import StoreUnavailable
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
 from zeus_flows.ledger.lease import DEAD_AFTER_S, Holder, is_gone, monotonic_s, read_holder, this_process
+from zeus_flows.ledger.mlflow.attempts import OpenAttempt
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -29,14 +32,29 @@ class Buried:
     flow_run_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did, and what it did not come to.
+
+    Attributes:
+        buried: The recurrences that were closed.
+        unseen: Recurrences that have not ended and were not looked at, as MLflow did not answer in time.
+        why: Why the sweep broke off; empty where it did not. Without `unseen` it came to nothing at all.
+    """
+
+    buried: tuple[Buried, ...] = ()
+    unseen: tuple[int, ...] = ()
+    why: str = ""
+
+
 def sweep(
     ledger: MlflowLedger,
     outbox: Outbox,
     *,
     flow_run_ended: Callable[[str], bool] = lambda _: False,
     bury_flow_run: Callable[[str, str], None] = lambda _run, _why: None,
-) -> list[Buried]:
-    """Close recurrences whose holder is dead; return them.
+) -> Swept:
+    """Close recurrences whose holder is dead; return them, and what there was no time for.
 
     A holder is dead when its process has ended on this machine, its machine was rebooted, its flow run has ended, or
     its lease has not changed for five minutes of this machine's clock. What this machine's outbox still has to say
@@ -48,36 +66,70 @@ def sweep(
         flow_run_ended: Whether Prefect says that a flow run is over.
         bury_flow_run: Tells Prefect that a flow run is over, and why.
     """
-    attempts, page = ledger.unfinished()
+    try:
+        attempts, page = ledger.unfinished()
+    except StoreUnavailable as error:
+        return Swept(why=str(error))
     waiting = frozenset(map(read_ref, outbox.unsettled(ledger.key)))
-    for attempt in attempts:
-        if attempt.decision.recurrence in page.ended and ByRun(attempt.run_id) not in waiting:
-            ledger.declare_dead(attempt, "its recurrence had ended")
+    left = [recurrence for recurrence in sorted(page.claims) if recurrence not in page.ended]
     buried = []
-    for recurrence, claim in sorted(page.claims.items()):
-        gate = page.gates.get(recurrence, "")
-        if recurrence in page.ended or _is_waited_for(claim, (gate, *page.attempts_of(recurrence).values()), waiting):
-            continue
-        mine = [attempt for attempt in attempts if attempt.decision.recurrence == recurrence]
-        lease = mine[-1].lease if mine else (ledger.gate_lease(gate) if gate else claim)
-        holder = read_holder(lease) or read_holder(claim)
-        sighting = mine[-1].run_id if mine else f"{ledger.key} {recurrence}.{len(page.attempts_of(recurrence))}{gate}"
-        why = _cause_of_death(sighting, lease, holder, outbox, flow_run_ended)
-        if why is None:
-            continue
-        for attempt in mine:
-            ledger.declare_dead(attempt, why)
-        reached("after-declare-dead")
-        if holder is not None and holder.flow_run_id:  # before the end is written: after it nobody would come back
-            bury_flow_run(holder.flow_run_id, why)
-        reached("after-bury")
-        ledger.bury(recurrence)
-        reached("after-close-dead")
-        for attempt in ledger.open_attempts_of(recurrence):  # written since we looked, by one that is alive after all
-            ledger.declare_dead(attempt, why)
-        log.warning("recurrence %d was closed: %s", recurrence, why)
-        buried.append(Buried(recurrence, len(mine), why, holder.flow_run_id if holder else ""))
-    return buried
+    try:
+        for attempt in attempts:
+            if attempt.decision.recurrence in page.ended and ByRun(attempt.run_id) not in waiting:
+                ledger.declare_dead(attempt, "its recurrence had ended")
+        while left:
+            mine = [attempt for attempt in attempts if attempt.decision.recurrence == left[0]]
+            found = _bury_if_dead(ledger, outbox, left[0], mine, page, waiting, flow_run_ended, bury_flow_run)
+            buried += [found] if found else []
+            del left[0]
+    except StoreUnavailable as error:
+        return Swept(tuple(buried), tuple(left), str(error))
+    return Swept(tuple(buried))
+
+
+def _bury_if_dead(
+    ledger: MlflowLedger,
+    outbox: Outbox,
+    recurrence: int,
+    mine: Sequence[OpenAttempt],
+    page: Page,
+    waiting: Collection[AttemptRef | None],
+    flow_run_ended: Callable[[str], bool],
+    bury_flow_run: Callable[[str, str], None],
+) -> Buried | None:
+    """Close a recurrence whose holder is dead; None where it is not, or something about it is still to be delivered.
+
+    Args:
+        ledger: Where it is.
+        outbox: As of `sweep`.
+        recurrence: Which.
+        mine: Its attempts without an observation.
+        page: The page that it is on.
+        waiting: What is still to be delivered.
+        flow_run_ended: As of `sweep`.
+        bury_flow_run: As of `sweep`.
+    """
+    claim, gate = page.claims[recurrence], page.gates.get(recurrence, "")
+    if _is_waited_for(claim, (gate, *page.attempts_of(recurrence).values()), waiting):
+        return None
+    lease = mine[-1].lease if mine else (ledger.gate_lease(gate) if gate else claim)
+    holder = read_holder(lease) or read_holder(claim)
+    sighting = mine[-1].run_id if mine else f"{ledger.key} {recurrence}.{len(page.attempts_of(recurrence))}{gate}"
+    why = _cause_of_death(sighting, lease, holder, outbox, flow_run_ended)
+    if why is None:
+        return None
+    for attempt in mine:
+        ledger.declare_dead(attempt, why)
+    reached("after-declare-dead")
+    if holder is not None and holder.flow_run_id:  # before the end is written: after it nobody would come back
+        bury_flow_run(holder.flow_run_id, why)
+    reached("after-bury")
+    ledger.bury(recurrence)
+    reached("after-close-dead")
+    for attempt in ledger.open_attempts_of(recurrence):  # written since we looked, by one that is alive after all
+        ledger.declare_dead(attempt, why)
+    log.warning("recurrence %d was closed: %s", recurrence, why)
+    return Buried(recurrence, len(mine), why, holder.flow_run_id if holder else "")
 
 
 def sweep_orphans(ledger: MlflowLedger, *, now_s: float, older_than_s: float = 86_400.0, most: int = 500) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation
-from zeus_flows.errors import StoreError
+from zeus_flows.errors import StoreError, UnreadableRecord
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
@@ -18,6 +20,9 @@ from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.pages import Page
 
 log = logging.getLogger(__name__)
+
+#: Deleted runs that are looked at.
+_DELETED: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class Attempts:
 
     def __init__(self, job: Job, store: Store, energy_source: EnergySource, layout: Layout) -> None:
         self._job, self._store, self._energy_source, self._layout = job, store, energy_source, layout
-        self._closed: dict[str, Observation | None] = {}  # None: its run is gone
+        self._closed: dict[str, Observation | None] = {}  # None: it was deleted, or cannot be read
         self._last_start_ms: int | None = None
 
     def read(self, run_ids: Iterable[str], *, newest: str | None = None) -> tuple[OpenAttempt, ...]:
@@ -60,26 +65,44 @@ class Attempts:
         still_open = []
         for run_id in wanted:
             run = found.get(run_id)
-            params = run.data.params if run is not None else {}
+            if run is None or run.info.lifecycle_stage != "active" or names.DECISION not in run.data.params:
+                self._leave_out(run_id, "it is gone" if run is None else "it was deleted")
+                continue
+            params = run.data.params
             try:
                 if names.OBSERVATION in params:
                     self._closed[run_id] = codec.load_observation(params[names.OBSERVATION])
-                elif run is not None and names.DECISION in params:
+                else:
                     decision = codec.load_decision(params[names.DECISION])
                     still_open.append(OpenAttempt(run_id, decision, run.data.tags.get(names.LEASE, "")))
-                else:
-                    log.warning("run %s of %s is gone; what it observed no longer counts", run_id, self._job.name)
-                    self._closed[run_id] = None
+            except UnreadableRecord as error:
+                self._leave_out(run_id, str(error))
             except StoreError as error:
                 raise StoreError(f"run {run_id} of {self._job.name}: {error}") from None
         return tuple(still_open)
+
+    def _leave_out(self, run_id: str, why: str) -> None:
+        """Let an attempt count for nothing, and say so."""
+        log.warning("run %s of %s does not count: %s", run_id, self._job.name, why)
+        self._closed[run_id] = None
+
+    def deleted(self) -> str:
+        """Return a name for the attempts that were observed and then deleted by hand; empty where none were.
+
+        Looks at the newest that were deleted. What was read of them before is forgotten, and so is that others were.
+        """
+        found = self._store.deleted(self._layout.experiment_id, most=_DELETED)
+        gone = sorted(str(run.info.run_id) for run in found if names.OBSERVATION in run.data.params)
+        self._closed = {run_id: known for run_id, known in self._closed.items() if known is not None}
+        self._closed |= dict.fromkeys(gone)
+        return hashlib.sha256(",".join(gone).encode()).hexdigest()[:16] if gone else ""
 
     def close(self, run_id: str, observation: Observation) -> None:
         """Keep an attempt's observation, as everybody else will read it."""
         self._closed[run_id] = observation
 
     def observation_of(self, run_id: str) -> Observation | None:
-        """Return what was read of an attempt; None where it is open, unread or gone."""
+        """Return what was read of an attempt; None where it is open, unread or left out."""
         return self._closed.get(run_id)
 
     def counting(self, page: Page, *, after: int, upto: int | None = None) -> tuple[Observation, ...]:

@@ -33,15 +33,28 @@ class Claims:
         Args:
             holder: Who takes it.
             token: Names the recurrence before it has a number.
-            asked_before: The token may have a number already: then that is returned. Reads every page.
+            asked_before: The token may have a number already, or others may ask for it now: all get the same one. Reads
+                every page.
         """
         token = token or uuid.uuid4().hex
+        if asked_before and (taken := self._numbers_of(token)):
+            return taken[0]
+        number = self._take(holder, token)
+        if not asked_before:
+            return number
+        first = self._numbers_of(token)[0]  # numbers are taken in order: whoever took a later one sees the first
+        if first != number:
+            self._store.set_once(self._layout.page_of(number), names.end(number), pages.DEAD)
+        return first
+
+    def _numbers_of(self, token: str) -> list[int]:
+        """Return the numbers that a token has taken, ascending."""
+        claims = self._layout.read_pages(0).claims
+        return sorted(n for n, claim in claims.items() if (taker := read_holder(claim)) and taker.token == token)
+
+    def _take(self, holder: Holder, token: str) -> int:
         mine = replace(holder, token=token, beat=0).dump()
         number = max(self._layout.page_ids(), default=0)
-        if asked_before:
-            for taken, claim in self._layout.read_pages(0).claims.items():
-                if (taker := read_holder(claim)) and taker.token == token:
-                    return taken
         claims = self._layout.read_page(number).claims
         for tries in count():
             recurrence = max(claims, default=number * pages.SIZE) + 1

@@ -27,24 +27,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
+from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.settings import bound_mlflow
 
 T = TypeVar("T")
 
-#: Error codes that are an answer: trying again would bring the same.
-_ANSWERS: Final = frozenset(
-    {
-        "INVALID_PARAMETER_VALUE",
-        "RESOURCE_DOES_NOT_EXIST",
-        "RESOURCE_ALREADY_EXISTS",
-        "BAD_REQUEST",
-        "INVALID_STATE",
-        "ENDPOINT_NOT_FOUND",
-    }
-)
-_DENIALS: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
-_DENIED: Final = re.compile(r"error code 40[13]\b")
 _PAUSE_S: Final = 0.5
 #: How often a write is tried that others make at the same time, and what databases call it.
 _RACES: Final = 8
@@ -53,6 +42,8 @@ _COLLIDED: Final = re.compile(r"IntegrityError|UniqueViolation|UNIQUE constraint
 _CALL_S: Final = 30.0
 #: Runs read in one call; twice as many take five times as long.
 _TOGETHER: Final = 100
+#: Tags that MLflow takes in one call.
+_TAGS_TOGETHER: Final = 100
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -95,8 +86,16 @@ class Store:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> Run:
-        """Return a run by its id: as fast with a million runs as with one."""
-        return self._repeat(lambda: self.client.get_run(run_id))
+        """Return a run by its id: as fast with a million runs as with one.
+
+        Raises:
+            LedgerDamaged: it holds a ledger together, and was deleted.
+        """
+        return intact(self._repeat(lambda: self.client.get_run(run_id)))
+
+    def ask(self, call: Callable[[MlflowClient], T]) -> T:
+        """Return what MLflow's client answers to a question, or to a write that is safe to repeat."""
+        return self._repeat(lambda: call(self.client))
 
     def runs(self, experiment_id: str, run_ids: Sequence[str]) -> dict[str, Run]:
         """Return an experiment's runs by their ids, deleted ones too, many to a call; those gone for good are left out.
@@ -108,8 +107,13 @@ class Store:
         for start in range(0, len(proper), _TOGETHER):
             some = proper[start : start + _TOGETHER]
             query = f"attributes.run_id IN ({','.join(repr(run_id) for run_id in some)})"
-            found |= {str(run.info.run_id): run for run in self.search([experiment_id], query, most=len(some))}
+            found |= {str(run.info.run_id): intact(run) for run in self.search([experiment_id], query, most=len(some))}
         return found
+
+    def deleted(self, experiment_id: str, *, most: int) -> Sequence[Run]:
+        """Return the newest runs of an experiment that were deleted and are not gone for good."""
+        only = ViewType.DELETED_ONLY
+        return self._repeat(lambda: self.client.search_runs([experiment_id], "", only, max_results=most))
 
     def search(self, experiment_ids: Sequence[str], query: str, *, most: int) -> Sequence[Run]:
         """Return the newest runs that a filter finds, deleted ones too."""
@@ -209,10 +213,10 @@ class Store:
             self._repeat(lambda: self.client.log_param(run_id, name, value, synchronous=True))
         except (StoreUnavailable, StoreDenied, UnknownAttempt):
             raise
-        except StoreError:
+        except StoreError as error:
             standing = self.params(run_id)
             if name not in standing:
-                raise
+                raise self._if_deleted(run_id, error) from None
             return None if standing[name] == value else standing
         return None
 
@@ -231,10 +235,19 @@ class Store:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Write metrics, params and tags in one call; the same write again changes nothing."""
+        """Write metrics, params and tags in one call; the same write again changes nothing.
+
+        Tags are written in further calls where they are more than MLflow takes in one.
+        """
         written = [Param(k, v) for k, v in (params or {}).items()]
         tagged = [RunTag(k, v) for k, v in (tags or {}).items()]
-        self._race(lambda: self.client.log_batch(run_id, metrics=metrics, params=written, tags=tagged))
+        first, rest = tagged[:_TAGS_TOGETHER], tagged[_TAGS_TOGETHER:]
+        try:
+            self._race(lambda: self.client.log_batch(run_id, metrics=metrics, params=written, tags=first))
+        except StoreError as error:
+            raise self._if_deleted(run_id, error) from None
+        if rest:
+            self.log(run_id, tags={tag.key: tag.value for tag in rest})
 
     def log_input(self, run_id: str, dataset: DatasetInput) -> None:
         """Give a run a dataset; the same again changes nothing.
@@ -259,6 +272,17 @@ class Store:
                 if tries == _RACES or not _COLLIDED.search(str(error)):
                     raise
                 time.sleep(0.05 * tries)
+
+    def _if_deleted(self, run_id: str, error: StoreError) -> StoreError:
+        """Return what a refused write means where its run was deleted, else the error itself.
+
+        Raises:
+            LedgerDamaged: the run holds a ledger together.
+        """
+        if not is_about_a_deleted_run(error):
+            return error
+        self.run(run_id)
+        return UnknownAttempt(f"run {run_id} was deleted; what is written about it no longer counts")
 
     def end(self, run_id: str, status: str = "FINISHED") -> None:
         """Terminate a run."""
@@ -288,7 +312,7 @@ class Store:
         try:
             answer = _bounded(call, left_s)
         except MlflowException as error:
-            named = _named(error)
+            named = named_error(error)
             if not isinstance(named, StoreUnavailable):
                 self.answered_s = time.monotonic()
             raise named from None
@@ -331,26 +355,3 @@ def _bounded(call: Callable[[], T], seconds: float) -> T:
 
     threading.Thread(target=work, name="zeus-flows-mlflow", daemon=True).start()
     return future.result(timeout=seconds)
-
-
-def _named(error: MlflowException) -> StoreError:
-    """Return MLflow's error as one that says whether to try again."""
-    text = f"MLflow: {_first_line(error)}"
-    if error.error_code in _DENIALS or _DENIED.search(str(error)[:300]):
-        return StoreDenied(
-            f"{text}\n  set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        )
-    if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-        return UnknownAttempt(text)
-    return StoreError(text) if error.error_code in _ANSWERS else StoreUnavailable(text)
-
-
-def _first_line(error: MlflowException) -> str:
-    r"""Return the start of MLflow's message without secrets: it quotes URIs, and the rest may be SQL with its values.
-
-    >>> _first_line(MlflowException("API request to http://me:secret@host/api?token=secret failed\nmore"))
-    'API request to http://host/api?token=… failed'
-    """
-    line = (str(error).splitlines() or [error.error_code])[0]
-    line = re.sub(r"//[^/\s]*@", "//", line)
-    return re.sub(r"(?i)(password|token|secret|key)=[^&\s]+", r"\1=…", line)[:300]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from zeus_flows.core import policy
@@ -54,7 +54,7 @@ class HistoryReader:
         windows: Which window recurrences belong to.
 
     Attributes:
-        is_outdated: Whether an earlier version wrote the snapshot that was last looked at.
+        is_outdated: Whether the snapshot that was last looked at serves, but is to be folded anew.
     """
 
     def __init__(self, job: Job, layout: Layout, attempts: Attempts, windows: Windows) -> None:
@@ -139,25 +139,27 @@ class HistoryReader:
         window = self._layout.look()
         if not self._outdated(window):
             return 0
-        log.warning("%s: an earlier version wrote the snapshot, so the history is folded anew", self._job.name)
-        begun = snapshot.load(self._job, window.tags, head=snapshot.ANEW)
-        known = begun if begun is not None and begun.whole else None
+        why = "attempts were deleted" if snapshot.is_overtaken(window.tags) else "an earlier version wrote the snapshot"
+        log.warning("%s: %s, so the history is folded anew", self._job.name, why)
+        begun, deleted = snapshot.load(self._job, window.tags, head=snapshot.ANEW), self._attempts.deleted()
+        known = begun if begun is not None and begun.whole and begun.deleted == deleted else None
         upto = saved = known.upto if known else window.counts_from - 1
         state, page, still_open = known.state if known else policy.initial(self._job), Page(), list[OpenAttempt]()
         numbers = self._pages_after(upto)
         for number in numbers:
             if stopped():
                 if upto > saved:
-                    self._keep(window, snapshot.Snapshot(upto, state), head=snapshot.ANEW)
+                    self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
                 return 0
             upto, state = self._fold_page(window, number, page, still_open, upto, state)
             if upto - saved >= _STRIDE and number != numbers[-1]:
-                self._keep(window, snapshot.Snapshot(upto, state), head=snapshot.ANEW)
+                self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
                 saved = upto
         window = self._layout.look()  # another may have begun meanwhile, or somebody else be done
         if not self._outdated(window):
             return 0
-        self._keep(window, snapshot.Snapshot(upto, state), also=snapshot.cleared(window.tags, snapshot.ANEW))
+        cleared = snapshot.cleared(window.tags, snapshot.ANEW)
+        self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), also=cleared)
         covered = upto - window.counts_from + 1
         log.warning("%s: the history is folded anew; the snapshot covers %d recurrences", self._job.name, covered)
         return covered
@@ -199,7 +201,7 @@ class HistoryReader:
                 and self._layout.is_mine(window)
                 and upto - saved >= (snapshot.EVERY if number == numbers[-1] else _STRIDE)
             ):
-                self._keep(window, snapshot.Snapshot(upto, state))
+                keep = self._keep_grown(window, snapshot.Snapshot(upto, state))
                 saved = upto
                 reached("after-snapshot")
         return self._attempts.advanced(state, page, after=upto), tuple(still_open), page
@@ -233,6 +235,20 @@ class HistoryReader:
         covered = page.closed_upto(upto, {attempt.decision.recurrence for attempt in still_open})
         return covered, self._attempts.advanced(state, page, after=upto, upto=covered)
 
+    def _keep_grown(self, window: CurrentWindow, known: snapshot.Snapshot) -> bool:
+        """Write a snapshot that grew from a window's; return whether that was right.
+
+        Where attempts were deleted, or brought back, since that one was made, it is marked instead: it serves until the
+        history was folded anew, as one of an earlier version does.
+        """
+        deleted = self._attempts.deleted()
+        if overtaken := snapshot.overtake(self._job, window.tags, deleted):
+            self._layout.tag(window, overtaken)
+            self.is_outdated = True
+            return False
+        self._keep(window, replace(known, deleted=deleted))
+        return True
+
     def _keep(
         self,
         window: CurrentWindow,
@@ -242,7 +258,7 @@ class HistoryReader:
         also: Mapping[str, str] | None = None,
     ) -> None:
         """Write a snapshot to a window's run."""
-        tags = snapshot.dump(known, head=head) | dict(also or {})
+        tags = snapshot.dump(known, head=head, over=window.tags) | dict(also or {})
         self._layout.tag(window, tags)
 
     def _read_all(self) -> tuple[CurrentWindow | None, Page]:

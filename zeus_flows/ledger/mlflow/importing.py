@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from mlflow.entities import Run
 
@@ -11,11 +12,14 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
-from zeus_flows.errors import ConfigError, StoreError
+from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import Target
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+
+#: Epochs, joules, seconds, a metric: whatever is greater was not measured.
+_MOST: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ def import_runs(
 ) -> Imported:
     """Turn an experiment's finished runs into observations, oldest first. Doing it again adds only what is new.
 
+    A run that lacks something, or holds what cannot have been measured, is left out and named.
+
     Args:
         job: Whose history it becomes.
         ledger: The job's ledger.
@@ -80,7 +86,7 @@ def import_runs(
             observation = _observation(
                 run, columns, target, job, gpu=gpu, energy_source=energy_source, samples_per_epoch=samples_per_epoch
             )
-        except (StoreError, ValueError) as error:
+        except ValueError as error:
             left_out[run.info.run_id] = str(error)
             continue
         _record(job, ledger, observation, source=run.info.run_id)
@@ -132,24 +138,40 @@ def _observation(
     energy_source: EnergySource,
     samples_per_epoch: int,
 ) -> Observation:
-    batch_size = int(_value(run, columns.batch_size))
+    batch_size = _whole(run, columns.batch_size)
     if batch_size not in job.batch_sizes:
         raise ValueError(f"batch size {batch_size} is not one of the job's")
     metric = _value(run, columns.metric)
+    if not -_MOST < metric < _MOST:
+        raise ValueError(f"{columns.metric} is {metric:g}")
     return Observation(
         recurrence=0,
         attempt=1,
         batch_size=batch_size,
         outcome=Outcome.CONVERGED if target.reached(metric) else Outcome.EXHAUSTED,
-        epochs=int(_value(run, columns.epochs)),
-        energy_j=_value(run, columns.energy_j),
-        time_s=_value(run, columns.time_s),
+        epochs=_whole(run, columns.epochs),
+        energy_j=0.0 if energy_source is EnergySource.NONE else _positive(run, columns.energy_j),
+        time_s=_positive(run, columns.time_s),
         gpu=gpu,
         energy_source=energy_source,
         samples_per_epoch=samples_per_epoch,
         metric=metric,
         fingerprint=job.fingerprint,
     )
+
+
+def _whole(run: Run, column: str) -> int:
+    value = _positive(run, column)
+    if value != int(value):
+        raise ValueError(f"{column} is {value:g}, not a whole number")
+    return int(value)
+
+
+def _positive(run: Run, column: str) -> float:
+    value = _value(run, column)
+    if not 0 < value < _MOST:  # MLflow gives an infinite metric back as the greatest number there is
+        raise ValueError(f"{column} is {value:g}; it must be positive and finite")
+    return value
 
 
 def _value(run: Run, column: str) -> float:
@@ -159,7 +181,10 @@ def _value(run: Run, column: str) -> float:
     value = getattr(run.data, kind).get(name)
     if value is None:
         raise ValueError(f"it has no {column}")
-    return float(value)
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{column} is {str(value)[:40]!r}, not a number") from None
 
 
 def _record(job: Job, ledger: MlflowLedger, observation: Observation, *, source: str) -> None:

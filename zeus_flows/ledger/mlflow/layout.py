@@ -8,21 +8,42 @@ makes them, and everyone finds the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from mlflow.entities import Run
 
 from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
+from zeus_flows.errors import LedgerDamaged, UnknownAttempt
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.places import find_places, ledger_name, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _naming_what_is_gone(read: Callable[Concatenate[Layout, P], T]) -> Callable[Concatenate[Layout, P], T]:
+    """Let a method of `Layout` that meets a run which is gone for good say which one, and what to do."""
+
+    @wraps(read)
+    def reading(layout: Layout, /, *args: P.args, **named: P.kwargs) -> T:
+        try:
+            return read(layout, *args, **named)
+        except UnknownAttempt as error:
+            raise layout.damaged(error) from None
+
+    return reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +91,10 @@ class Layout:
     def experiment_id(self) -> str:
         """The experiment that holds the attempts and drift windows; made if need be."""
         if self._experiment_id is None:
-            found = self._store.experiment(self._job.name)
-            made = None if found else self._store.create_experiment(self._job.name)
-            found = found or (self._store.experiment(self._job.name) if made is None else None)
+            self._find_root(make=False)
+        if self._experiment_id is None:
+            made = self._store.create_experiment(self._job.name, tags={names.JOB: self._job.name})
+            found = find_places(self._store, self._job.name).job if made is None else None
             self._experiment_id = made or str(found.experiment_id if found else "")
         return self._experiment_id
 
@@ -90,6 +112,7 @@ class Layout:
         """Return whether the ledger was begun. Makes nothing."""
         return self._find_root(make=False) is not None
 
+    @_naming_what_is_gone
     def last_recurrence(self) -> int:
         """Return the newest recurrence number that was taken; 0 where none was."""
         if not self.exists() or not (known := self.page_ids()):
@@ -97,6 +120,18 @@ class Layout:
         newest = max(known)
         claims = Page().read(self._store.params(known[newest])).claims
         return max(claims, default=newest * pages.SIZE)
+
+    def damaged(self, error: UnknownAttempt) -> LedgerDamaged:
+        """Return what it means that a run which holds the ledger together is gone for good."""
+        run_id = (re.findall(r"[0-9a-f]{32}", str(error)) or ["?"])[0]
+        pages_by_id = {page_id: number for number, page_id in self._pages.items()}
+        what = f"page {pages_by_id[run_id]}" if run_id in pages_by_id else "a drift window"
+        if self._root is not None and run_id == self._root[1]:
+            what = "the first drift window"
+        return LedgerDamaged(
+            f"{what} of {self._job.name} is gone for good (run {run_id}), and its history cannot be told without it\n"
+            f"  type `zeus-flows ledger repair` with the job's file: it is rebuilt from the runs"
+        )
 
     def open_window(self, opened_by: Cause, *, evidence: str, counts_from: int) -> CurrentWindow:
         """End the current drift window and open the next; one that another process opens meanwhile comes before it."""
@@ -118,6 +153,7 @@ class Layout:
         """Return the newest drift window that this ledger knows of, whatever it is about."""
         return self._window or self.look()
 
+    @_naming_what_is_gone
     def look(self) -> CurrentWindow:
         """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
         root = self._store.run(self._require_root()[1])
@@ -130,6 +166,7 @@ class Layout:
         self._window = read_window(run)
         return self._window
 
+    @_naming_what_is_gone
     def windows(self) -> tuple[str, ...]:
         """Return the run ids of all drift windows, in order."""
         found = [self._require_root()[1]]
@@ -208,15 +245,23 @@ class Layout:
     def _find_root(self, *, make: bool) -> tuple[str, str] | None:
         """Return the ledger's experiment and the run that is its root; None where there is none and none is made."""
         if self._root is None:
-            name = f"{self._job.name}.ledger"
-            self._root = self._store.root(name)
-            if self._root is None and make:
-                candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
-                reached("after-create-root")
-                self._root = self._store.name_root(name, candidate)
-                if self._root[1] != candidate:
-                    self._store.delete(candidate)
+            found = find_places(self._store, self._job.name)
+            self._root = found.root
+            if found.job is not None:
+                self._experiment_id = str(found.job.experiment_id)
+            if make:
+                self._root = self._root or self._make_root()
+                link_places(self._store, self._job.name, found.job, self.experiment_id, self._root[0])
         return self._root
+
+    def _make_root(self) -> tuple[str, str]:
+        candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
+        reached("after-create-root")
+        root = self._store.name_root(ledger_name(self._job.name), candidate)
+        reached("after-name-root")
+        if root[1] != candidate:
+            self._store.delete(candidate)
+        return root
 
     def _require_root(self) -> tuple[str, str]:
         root = self._find_root(make=True)
@@ -225,6 +270,7 @@ class Layout:
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
+    @_naming_what_is_gone
     def page_ids(self) -> Mapping[int, str]:
         """Return the runs of the pages there are, by number."""
         return self._learn_pages(self._store.params(self._require_root()[1]))
@@ -255,6 +301,7 @@ class Layout:
         """Return the run that is a recurrence's page, making it if need be."""
         return self.page(pages.number_of(recurrence))
 
+    @_naming_what_is_gone
     def read_page(self, number: int) -> Page:
         """Return what a page says, making it if need be."""
         return Page().read(self._store.params(self.page(number)))
@@ -263,6 +310,7 @@ class Layout:
         """Return the page that a recurrence is on."""
         return self.read_page(pages.number_of(recurrence))
 
+    @_naming_what_is_gone
     def read_pages(self, after: int) -> Page:
         """Return all pages from the one with the recurrence after `after`, as one."""
         page = Page()
@@ -314,4 +362,4 @@ def read_window(run: Run) -> CurrentWindow:
 
 def snapshot_of(window: CurrentWindow) -> dict[str, str]:
     """Return the tags of a window's snapshot."""
-    return {name: value for name, value in window.tags.items() if name.startswith(snapshot.HEAD)}
+    return {name: value for name, value in window.tags.items() if value and name.startswith(snapshot.HEAD)}

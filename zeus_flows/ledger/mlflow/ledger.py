@@ -33,7 +33,6 @@ from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
-from zeus_flows.core.json import to_text
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
@@ -268,11 +267,11 @@ class MlflowLedger:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether an earlier version wrote the snapshot that was last looked at."""
+        """Whether the snapshot that was last looked at serves, but is to be folded anew."""
         return self._reader.is_outdated
 
     def refold(self, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Fold the history anew where an earlier version wrote the snapshot (`HistoryReader.refold`)."""
+        """Fold the history anew where the snapshot is to be replaced (`HistoryReader.refold`)."""
         return self._reader.refold(stopped)
 
     def state(self) -> policy.State:
@@ -370,7 +369,7 @@ class MlflowLedger:
         """Return what is believed of every arm, and which one is thought cheapest."""
         arms = beliefs(self._job, state)
         return {
-            names.BELIEFS: codec.fits_tag(to_text(arms)),
+            names.BELIEFS: codec.dump_arms(arms),
             names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
 

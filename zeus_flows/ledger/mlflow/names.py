@@ -44,6 +44,8 @@ REASON: Final = "zf.reason"
 EXPLORES: Final = "zf.explores"
 DEGRADED: Final = "zf.degraded"
 IMPORTED_FROM: Final = "zf.imported_from"
+MADE = "zf.made"
+MADE_BY = "zf.made_by"
 CODE_REVISION: Final = "zf.code_revision"
 OUTCOME: Final = "zf.outcome"
 BATCH_SIZE: Final = "zf.batch_size"
@@ -69,6 +71,10 @@ def part(part: str, unit: str) -> str:
     """Return the metric of what a part of an attempt took."""
     return f"zf.part/{part}_{unit}"
 
+
+# An experiment.
+LEDGER: Final = "zf.ledger"
+JOB: Final = "zf.job"
 
 # A drift window. The first one is the ledger's root.
 ROOT: Final = "zf.root"

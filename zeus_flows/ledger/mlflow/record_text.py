@@ -2,7 +2,7 @@
 
 `docs/reference/mlflow-schema.md` has the stored form. It is compact: fields that have their default are left out (so
 the defaults of these two records are part of the form), measured numbers have six digits, and what comes in rows is an
-array. Texts are canonical: dumping what was loaded gives the same text.
+array. Texts are canonical: dumping what was loaded gives the same text. A text that is longer than a param is packed.
 
 Texts without a schema number are of schema 1, which named every field of the records of its day.
 """
@@ -11,23 +11,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
-from zeus_flows.core.json import TAG, compact, from_plain, plain_text, short
+from zeus_flows.core.json import TAG, compact, from_plain, plain_text, short, to_text
 from zeus_flows.core.power_profile import Knob, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.records import SCHEMA, Decision, InFlight, Observation
-from zeus_flows.errors import MeasurementError, StoreError
+from zeus_flows.errors import MeasurementError, StoreError, UnreadableRecord
 from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.packing import pack, unpack
 
 R = TypeVar("R", Decision, Observation)
 
 MAX_PARAM: Final = 6_000
 MAX_TAG: Final = 5_000
+#: The schema of a text that holds another one, packed.
+PACKED: Final = 3
 
 _DIGITS: Final = 6  # of measured numbers: no meter has more
+_TELLING: Final = ("batch_size", "runs", "expected_cost_j", "status")  # of an arm, where all of it is too much
 _THINNED: Final = "; its learning curve was thinned to fit"
 _UNPROFILED: Final = "; its power profile did not fit and was left out"
 
@@ -41,7 +46,8 @@ def load_decision(text: str) -> Decision:
     """Return the decision that `dump_decision` wrote, now or in an earlier version.
 
     Raises:
-        StoreError: it was written by a newer version, or is broken.
+        UnreadableRecord: it is broken.
+        StoreError: it was written by a newer version.
     """
     return _load("decision", text, _read_decision)
 
@@ -56,7 +62,8 @@ def load_observation(text: str) -> Observation:
     """Return the observation that `dump_observation` wrote, now or in an earlier version.
 
     Raises:
-        StoreError: it was written by a newer version, or is broken.
+        UnreadableRecord: it is broken.
+        StoreError: it was written by a newer version.
     """
     return _load("observation", text, _read_observation)
 
@@ -71,6 +78,17 @@ def is_same_observation(standing: str, text: str) -> bool:
     return standing == text or _again(standing, load_observation, dump_observation) == text
 
 
+def dump_arms(arms: Sequence[ArmBelief]) -> str:
+    """Return what is believed of each arm as JSON that fits a tag: in full, else without what says least."""
+    text = to_text(arms)
+    if len(text) > MAX_TAG:
+        short_arms = [_short_arm(compact(arm)) for arm in arms]
+        text = plain_text(short_arms)
+        if len(text) > MAX_TAG:
+            text = plain_text([{name: arm[name] for name in _TELLING if name in arm} for arm in short_arms])
+    return fits_tag(text)
+
+
 def fits_tag(value: str) -> str:
     """Return `value` cut to what a tag holds, visibly."""
     return value if len(value) <= MAX_TAG else value[: MAX_TAG - 1] + "…"
@@ -83,12 +101,18 @@ def _write_decision(decision: Decision) -> dict[str, Any]:
     plain = {"schema": SCHEMA, **compact(replace(decision, schema=SCHEMA))}
     plain["cut"] = compact(decision.cut)
     for arm in plain["reason"].get("arms", ()):
-        arm |= {name: short(_digits(value)) for name, value in arm.items() if isinstance(value, float)}
+        _short_arm(arm)
     plain |= _knob(Knob.POWER_LIMIT, plain.pop("power_limit_w", None))
     if decision.asked is not None and decision.asked.in_flight:
         rows = [[f.recurrence, f.attempt, f.batch_size, f.explores] for f in decision.asked.in_flight]
         plain["asked"]["in_flight"] = rows
     return plain
+
+
+def _short_arm(arm: dict[str, Any]) -> dict[str, Any]:
+    """Return an arm after giving its numbers six digits."""
+    arm |= {name: short(_digits(value)) for name, value in arm.items() if isinstance(value, float)}
+    return arm
 
 
 def _read_decision(data: dict[str, Any], schema: int) -> Decision:
@@ -236,27 +260,33 @@ def _fitting(
     name: str, record: R, write: Callable[[R], dict[str, Any]], shortenings: tuple[Callable[[R, int], R], ...]
 ) -> str:
     """Return a record's text, after as many shortenings as it takes, each as often as it helps."""
-    text = plain_text(write(record), allow_nan=False)
+    text = _stored(write(record))
     for shorten in shortenings:
         while (excess := len(text) - MAX_PARAM) > 0 and (shorter := shorten(record, excess)) != record:
-            record, text = shorter, plain_text(write(shorter), allow_nan=False)
+            record, text = shorter, _stored(write(shorter))
     if len(text) > MAX_PARAM:
         raise StoreError(f"{name} has {len(text)} characters; MLflow holds {MAX_PARAM}")
     return text
 
 
+def _stored(plain: dict[str, Any]) -> str:
+    """Return a record's text: as people can read it where it fits, else packed."""
+    text = plain_text(plain, allow_nan=False)
+    return text if len(text) <= MAX_PARAM else plain_text({"schema": PACKED, "zlib": pack(text)})
+
+
 def _load(what: str, text: str, read: Callable[[dict[str, Any], int], R]) -> R:
     try:
         data = json.loads(text)
+        if data.get("schema") == PACKED:
+            data = json.loads(unpack(data["zlib"]))
         data["schema"] = schema = int(data.get("schema", 1))
         if 1 <= schema <= SCHEMA:
             return read(data, schema)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError, MeasurementError):
-        raise StoreError(
-            f"a stored {what} cannot be read, as if it was changed by hand: `zeus-flows reset` begins anew after it"
-        ) from None
+        raise UnreadableRecord(f"a stored {what} cannot be read, as if it was changed by hand") from None
     raise StoreError(
-        f"a stored {what} has schema {schema}, and this version of zeus_flows reads those up to {SCHEMA}: "
+        f"a stored {what} has schema {schema}, and this version of zeus_flows reads those up to {PACKED}: "
         f"install the version that wrote it, or a newer one"
     )
 
