@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,7 +87,9 @@ def emulator_library() -> Path:
 
 
 @contextmanager
-def emulated_gpus(folder: Path, *, virtual: bool, **switches: str) -> Iterator[tuple[Gpus, Emulator]]:
+def emulated_gpus(
+    folder: Path, *, virtual: bool, clock: Callable[[], float] = time.monotonic, **switches: str
+) -> Iterator[tuple[Gpus, Emulator]]:
     from tests.gpu.nvml_emulator import emulated
     from zeus_flows.gpu.nvml import Nvml
 
@@ -98,7 +100,7 @@ def emulated_gpus(folder: Path, *, virtual: bool, **switches: str) -> Iterator[t
         devices = Nvml().devices()[:1]
         guard = PowerGuard(devices, journal_folder(folder))
         guard.acquire()
-        clocks: dict[str, Any] = {"clock": emulator.now, "sleep": emulator.advance} if virtual else {}
+        clocks: dict[str, Any] = {"clock": emulator.now, "sleep": emulator.advance} if virtual else {"clock": clock}
         watch_s = None if virtual else 2.0
         with group_of_real(devices, guard=guard, why_not=None, shared=False, watch_s=watch_s, **clocks) as gpus:
             yield gpus, emulator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 import __future__
 
+import ast
 import inspect
 import re
 import shlex
@@ -28,6 +29,11 @@ from zeus_flows import Outcome, Question, Session
 from zeus_flows.cli import main
 from zeus_flows.experiments.capriccio.file import parse_experiment
 from zeus_flows.job_file import parse_job
+from zeus_flows.ledger.memory import MemoryLedger
+from zeus_flows.recurrence.loop import run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.settings import read_settings
+from zeus_flows.training.trainer import LocalTrainer
 
 #: What a reader has beside a fragment of a job file.
 JOB: dict[str, Any] = {
@@ -48,9 +54,9 @@ def of(*languages: str) -> pytest.MarkDecorator:
 
 
 def test_every_block_has_a_language_that_is_tested() -> None:
-    others = [str(block) for block in blocks() if block.language not in ("python", "yaml", "console", "text")]
-    assert others == []
-    assert {block.language for block in blocks()} == {"python", "yaml", "console", "text"}
+    tested = {"python", "yaml", "console", "text", "diff"}
+    assert [str(block) for block in blocks() if block.language not in tested] == []
+    assert {block.language for block in blocks()} == tested
 
 
 # -- Python --------------------------------------------------------------------------------------------------------
@@ -139,7 +145,10 @@ def test_python_blocks_run(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = stand_ins(tmp_path)
-    monkeypatch.setitem(sys.modules, "transformers", names["transformers"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["reader.py"])
+    if "from_pretrained" in block.text:
+        monkeypatch.setitem(sys.modules, "transformers", names["transformers"])
     source = as_train_function(block) if is_fragment(block) else block.text
     if "ZeusDataLoader(train_set" in source:  # it takes the GPU there is, so it gets a session's
         with a_session(tmp_path) as session:
@@ -157,6 +166,41 @@ def test_python_blocks_run(
     if names["evaluate"] is not given["evaluate"]:  # a drift gate
         assert call(names["evaluate"], Question(9, 7, 1, 64), names, tmp_path) > 0.9
     assert "Traceback" not in capsys.readouterr().err
+
+
+# -- guides --------------------------------------------------------------------------------------------------------
+
+
+@of("diff")
+def test_a_diff_has_as_many_lines_as_its_heading_says_and_taken_back_leaves_a_script_without_us(block: Block) -> None:
+    removed, added = ([line[1:] for line in block.text.splitlines() if line[0] == sign] for sign in "-+")
+    said = re.search(r"^## (\w+) lines change$", (ROOT / block.page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert said is not None
+    assert ["Zero", "One", "Two", "Three", "Four", "Five"].index(said[1]) == max(len(removed), len(added))
+    (before,) = [b.text for b in blocks("python") if b.page == block.page and b.text.startswith("# ")]
+    for line in reversed(block.text.splitlines()):
+        if line.startswith("+"):
+            assert before.count(f"{line[1:]}\n") == 1, line
+            replaced = removed.pop() if removed else None
+            before = before.replace(f"{line[1:]}\n", "" if replaced is None else f"{replaced}\n")
+    assert not re.search("zeus|session", before)
+    ast.parse(before)
+
+
+@pytest.mark.parametrize("page", ["docs/guides/huggingface.md", "docs/guides/lightning.md"])
+def test_a_guides_example_recurs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = [b.text for b in blocks("python") if b.page == page and b.text.startswith("# ")]
+    (file,) = [b.text for b in blocks("yaml") if b.page == page]
+    name = example.partition("\n")[0].removeprefix("# ")
+    (tmp_path / name).write_text(example, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    job = parse_job(file, source=page).overridden(simulate="v100")
+    trainer = LocalTrainer(job, read_settings())
+    core = job.core(trainer.energy_source)
+    steps = LocalSteps(core, MemoryLedger(core, trainer.energy_source), trainer)
+    done = [run_recurrence(core, steps) for _ in range(2)]
+    assert [recurrence.converged for recurrence in done] == [True, True]
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------------

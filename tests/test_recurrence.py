@@ -41,6 +41,7 @@ class ScriptedTrainer:
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         self.seen.append((job, decision, profile))
         outcome = self.outcomes.pop(0) if self.outcomes else Outcome.CONVERGED

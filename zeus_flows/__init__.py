@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from zeus_flows.core.gate import Question
     from zeus_flows.core.records import Outcome
     from zeus_flows.training.dataloader import ZeusDataLoader
+    from zeus_flows.training.forms.huggingface import ZeusTrainerCallback
+    from zeus_flows.training.forms.lightning import ZeusLightningCallback
     from zeus_flows.training.session import Session, current_session
 
     __version__: str
@@ -50,6 +52,8 @@ __all__ = [
     "WrongPlatform",
     "ZeusDataLoader",
     "ZeusFlowsError",
+    "ZeusLightningCallback",
+    "ZeusTrainerCallback",
     "__version__",
     "current_session",
 ]
@@ -59,6 +63,8 @@ _HOMES = {
     "Question": "core.gate",
     "Session": "training.session",
     "ZeusDataLoader": "training.dataloader",
+    "ZeusLightningCallback": "training.forms.lightning",
+    "ZeusTrainerCallback": "training.forms.huggingface",
     "current_session": "training.session",
 }
 

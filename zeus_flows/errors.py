@@ -12,6 +12,8 @@
     + DeviceLost            left the bus; never retried
   x TrainingError           the train function broke the session's contract
     + TrainFunctionFailed   it raised an exception of its own
+    + CommandFailed         a training command ended with an error, or without a metric
+      . CommandOutOfMemory  it ran out of GPU memory
     + TargetNeverReached    no attempt of this recurrence converged (exit 3)
   x StoreError              MLflow (exit 5)
     + StoreUnavailable      did not answer; safe to retry
@@ -20,6 +22,8 @@
     + UnknownAttempt        no decision was written for this attempt
     + AlreadyDecided        this attempt has another decision
     + StoreDenied           wants other credentials; safe to retry with them
+    + UnreadableRecord      a stored decision or observation is broken
+    + LedgerDamaged         a run or experiment of the ledger was deleted; `zeus-flows ledger repair` mends it
 
 `exit_code` is what the command line exits with.
 """
@@ -84,6 +88,14 @@ class TrainFunctionFailed(TrainingError):
     """The train function raised; the text has its traceback."""
 
 
+class CommandFailed(TrainingError):
+    """The training command ended with an error, or its metric never came; the text has its last lines."""
+
+
+class CommandOutOfMemory(CommandFailed):
+    """The training command's output says that the GPU's memory did not suffice."""
+
+
 class TargetNeverReached(TrainingError):
     """No attempt of this recurrence reached the target."""
 
@@ -118,3 +130,11 @@ class AlreadyDecided(StoreError):
 
 class StoreDenied(StoreError):
     """MLflow does not accept these credentials. Nothing is lost: what waits is kept until they are right."""
+
+
+class UnreadableRecord(StoreError):
+    """A stored decision or observation is broken, as if somebody changed it by hand."""
+
+
+class LedgerDamaged(StoreError):
+    """A run or experiment that holds the ledger together was deleted. Nothing else is lost: it can be mended."""

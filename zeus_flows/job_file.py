@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from zeus_flows.core.job import Drift, Job, Mode, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
@@ -20,6 +22,60 @@ FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
 SIMULATED_GPUS: tuple[SimulatedGpu, ...] = get_args(SimulatedGpu)
 DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GPUS))
+
+
+#: What a command's words may have in braces.
+PLACEHOLDERS = (
+    "attempt",
+    "batch_size",
+    "batch_size_per_gpu",
+    "checkpoint_folder",
+    "gpus",
+    "learning_rate",
+    "max_epochs",
+    "recurrence",
+    "seed",
+    "target",
+)
+
+
+def filled(text: str, values: Mapping[str, object]) -> str:
+    """Return a text with `{name}` replaced; two braces stand for one.
+
+    >>> filled("--lr={learning_rate}", {"learning_rate": 0.1}), filled("{{}}", {})
+    ('--lr=0.1', '{}')
+
+    Raises:
+        ValueError: a name in braces is not known; the text says what is.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        whole = match.group()
+        if whole in ("{{", "}}"):
+            return whole[0]
+        name = match["name"]
+        if name not in values:
+            close = difflib.get_close_matches(name, values, n=1)
+            hint = f"did you mean '{{{close[0]}}}'?" if close else f"there are {', '.join(sorted(values))}"
+            raise ValueError(f"{{{name}}} is no placeholder; {hint} (write {{{{ for a brace)")
+        return str(values[name])
+
+    return re.sub(r"\{\{|\}\}|\{(?P<name>[A-Za-z_]+)\}", value, text)
+
+
+def a_pattern(text: str, *, groups: tuple[int, ...]) -> str:
+    """Return a regular expression that can be used and has so many groups.
+
+    Raises:
+        ValueError: it cannot, or it has another number of groups.
+    """
+    try:
+        found = re.compile(text).groups
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if found not in groups:
+        raise ValueError(f"must have one group, around the number, such as 'val_acc=([0-9.]+)'; it has {found}")
+    return text
 
 
 class Target(Section):
@@ -65,15 +121,113 @@ class LearningRate(Section):
         return float(self.base * {"sqrt": ratio**0.5, "linear": ratio, "none": 1.0}[self.scaling])
 
 
+class MetricSource(Section):
+    """Where a command's metric is found, one of three; each value ends an epoch.
+
+    `pattern` is searched in its output and has one group; `file` has a JSON object a line, with the metric as `key`; a
+    metric called `mlflow` is logged by the command to its MLflow run.
+    """
+
+    pattern: str | None = None
+    file: str | None = None
+    key: str | None = None
+    mlflow: str | None = None
+
+    @field_validator("pattern")
+    @classmethod
+    def _has_a_group(cls, value: str | None) -> str | None:
+        return None if value is None else a_pattern(value, groups=(1,))
+
+    @model_validator(mode="after")
+    def _is_one(self) -> MetricSource:
+        if sum(source is not None for source in (self.pattern, self.file, self.mlflow)) != 1:
+            raise ValueError("needs one of pattern, file and mlflow, such as {pattern: 'val_acc=([0-9.]+)'}")
+        if (self.file is None) != (self.key is None):
+            raise ValueError("file and key go together, such as {file: metrics.jsonl, key: val_acc}")
+        return self
+
+
+class ProgressSource(Section):
+    """How a command's output tells of steps within an epoch, where nothing else does.
+
+    The pattern's group is a running count of steps or samples, of the epoch or of all; without it a match is a step.
+    """
+
+    pattern: str
+    unit: Literal["steps", "samples"] = "steps"
+
+    @field_validator("pattern")
+    @classmethod
+    def _has_a_group_at_most(cls, value: str) -> str:
+        return a_pattern(value, groups=(0, 1))
+
+
 class TrainSection(Section):
-    """The train function, as `module:function`, and what it is called with.
+    """The training: a function, as `module:function`, and what it is called with; or a command.
 
     `retries` is how often a training that broke is tried again from its last checkpoint; without one it is not.
     """
 
-    function: str = Field(pattern=FUNCTION_PATTERN)
+    function: str | None = Field(default=None, pattern=FUNCTION_PATTERN)
     parameters: dict[str, Any] = Field(default_factory=dict)
     retries: int = Field(default=2, ge=0)
+    command: list[str] | None = Field(default=None, min_length=1)
+    folder: str = "."
+    environment: dict[str, str] = Field(default_factory=dict)
+    metric: MetricSource | None = None
+    progress: ProgressSource | None = None
+    samples_per_epoch: int | None = Field(default=None, ge=1)
+    torchrun: bool = True
+    grace_seconds: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _words_are_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError("must be a list of words, such as [python, train.py, '{batch_size}']: there is no shell")
+        return [str(word) if isinstance(word, int | float) else word for word in value] if value else value
+
+    @field_validator("command")
+    @classmethod
+    def _placeholders_are_known(cls, value: list[str] | None) -> list[str] | None:
+        for word in value or ():
+            filled(word, dict.fromkeys(PLACEHOLDERS, ""))
+        return value
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _values_are_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {k: str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for k, v in value.items()}
+
+    @field_validator("environment")
+    @classmethod
+    def _placeholders_are_known_there(cls, value: dict[str, str]) -> dict[str, str]:
+        for text in value.values():
+            filled(text, dict.fromkeys(PLACEHOLDERS, ""))
+        return value
+
+    @model_validator(mode="after")
+    def _is_one_form(self) -> TrainSection:
+        if (self.function is None) == (self.command is None):
+            raise ValueError("needs a function or a command, such as {function: my_package.my_module:train}")
+        if self.command is not None:
+            if self.metric is None:
+                raise ValueError("a command needs a metric, such as {pattern: 'val_acc=([0-9.]+)'}")
+            if self.parameters:
+                raise ValueError("parameters are for a function; a command has its words and its environment")
+        else:
+            own = {"folder", "environment", "metric", "progress", "samples_per_epoch", "grace_seconds"}
+            if stray := sorted(own & self.model_fields_set):
+                raise ValueError(f"{', '.join(stray)}: only for a command")
+        return self
+
+    @property
+    def uses_batch_size(self) -> bool:
+        """Whether the batch size reaches the training."""
+        texts = (*(self.command or ()), *self.environment.values())
+        return self.command is None or any("{batch_size" in text for text in texts)
 
 
 class GateSection(Section):
@@ -117,6 +271,7 @@ class JobFile(Section):
     mode: Mode = Mode.FULL
     device: str = "auto"
     shared_gpu: bool = False
+    gpus: int | None = Field(default=None, ge=1, le=99)
     batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
     default_batch_size: int = Field(gt=0)
     target: Target
@@ -187,6 +342,22 @@ class JobFile(Section):
         if arms and value not in arms:
             raise ValueError(f"must be one of batch_sizes {arms}")
         return value
+
+    @model_validator(mode="after")
+    def _batch_sizes_are_shared_out(self) -> JobFile:
+        odd = [b for b in self.batch_sizes if b % (self.gpus or 1)]
+        if odd:
+            raise ValueError(f"batch_sizes are over all {self.gpus} gpus, and {odd[0]} cannot be shared out evenly")
+        return self
+
+    @model_validator(mode="after")
+    def _batch_sizes_reach_the_training(self) -> JobFile:
+        if self.mode is Mode.FULL and len(self.batch_sizes) > 1 and not self.train.uses_batch_size:
+            raise ValueError(
+                "train.command has no {batch_size}, so that every batch size would train alike; "
+                "put it where the script takes its batch size, or set mode: power"
+            )
+        return self
 
     @property
     def fingerprint(self) -> str:

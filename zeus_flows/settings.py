@@ -81,11 +81,25 @@ def quiet_libraries() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
+_BOUNDS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+}
+
+
 def bound_mlflow() -> None:
     """Bound each HTTP call to an MLflow server, unless the user did: by default one may block for minutes."""
-    for name, value in (
-        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "5"),
-        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0"),
-        ("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0"),
-    ):
+    for name, value in _BOUNDS.items():
         os.environ.setdefault(name, value)
+
+
+def environment_of_child(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment for a training command, with changes.
+
+    Python writes its output at once, so that it can be read while it trains. The bounds that we set on our own calls to
+    MLflow are not the command's.
+    """
+    ours = {name for name, value in _BOUNDS.items() if os.environ.get(name) == value}
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    return inherited | {"PYTHONUNBUFFERED": "1", "ZEUS_FLOWS_PARENT": str(os.getpid())} | dict(changes)

@@ -104,7 +104,7 @@ def test_the_previous_limit_is_back_on_leaving() -> None:
 
 
 def test_two_gpus_share_the_batch_and_their_energy_adds_up() -> None:
-    one, two = simulated(batch_size=64), simulated("simulated-v100x2", batch_size=128)
+    one, two = simulated(batch_size=64), simulated(batch_size=128, count=2)
     spans = []
     for gpus in (one, two):
         start = gpus.mark()

@@ -130,6 +130,7 @@ class EmulatedJob:
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         with self._gpus(decision.batch_size) as gpus:
             session = Session(self.file, job, decision, gpus, known_profile=profile, overheads=overheads, report=report)

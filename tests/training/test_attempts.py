@@ -87,6 +87,30 @@ def test_a_long_message_and_traceback_still_fit_an_observation(tmp_path: Path) -
     assert len(dump_observation(observed)) < 6_000
 
 
+def test_what_a_job_with_a_hundred_power_limits_brings_is_stored_whole(tmp_path: Path) -> None:
+    from zeus_flows.ledger.mlflow.record_text import dump_observation, load_observation
+
+    limits = [250 - 150 * i / 99 for i in range(100)]
+    nightly = Nightly(
+        tmp_path,
+        "noisy",
+        {"epochs": 130},
+        batch_sizes=[1024],
+        default_batch_size=1024,
+        max_epochs=300,
+        simulation={"seconds_per_epoch": 60},
+        power_limit={"limits": limits, "profile_all_limits": True},
+    )
+    nightly.run()
+    (observed,) = nightly.observations()
+    stored = load_observation(dump_observation(observed))
+    assert stored.profile is not None
+    assert [m.power_limit_w for m in stored.profile.measurements] == limits
+    assert stored.parts is not None
+    assert len(stored.parts.evaluation) == 100
+    assert stored.detail == observed.detail
+
+
 def test_a_job_with_one_batch_size_tunes_the_power_limit_only(tmp_path: Path) -> None:
     nightly = Nightly(
         tmp_path, "noisy", batch_sizes=[128], default_batch_size=128, eta=1.0, simulation={"seconds_per_epoch": 600}

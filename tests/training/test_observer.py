@@ -112,7 +112,14 @@ class Watching:
         self._gpus = gpus
 
     def train(
-        self, job: object, decision: Decision, profile: object, report: object, *, overheads: object = None
+        self,
+        job: object,
+        decision: Decision,
+        profile: object,
+        report: object,
+        *,
+        overheads: object = None,
+        attempt_id: str = "",
     ) -> Observation:
         return attempt(self._gpus, 0.95, file=job_file(mode=Mode.OBSERVE), decided=decision)[0]
 

@@ -143,6 +143,18 @@ def verify(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -
 
 @ledger.command()
 @_of_a_job
+def repair(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
+    """Bring back or rebuild what was deleted of the ledger of JOB, and fold its history anew.
+
+    Attempts that were deleted stay so, and no longer count. No recurrence of JOB may run meanwhile.
+    """
+    from zeus_flows.cli import upkeep
+
+    sys.exit(upkeep.mend(upkeep.LedgerOf(job, simulate, tracking_uri)))
+
+
+@ledger.command()
+@_of_a_job
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def traces(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None, folder: Path) -> None:
     """Write the runs of JOB into FOLDER in the published trace format, for `zeus-flows replay --traces`."""

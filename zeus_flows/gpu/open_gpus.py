@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ log = logging.getLogger(__name__)
 #: What a job file may say, besides `auto`, `nvml` and `zeusd`.
 SIMULATED = tuple(f"simulated-{kind}" for kind in sorted(CHIPS))
 
-_SIMULATED = re.compile(r"simulated-(?P<kind>[a-z0-9]+?)(?:x(?P<count>[1-9]\d?))?")
-
 NO_GPU = (
     "no NVIDIA GPU can be used on this machine ({why}). To run on a simulated one type `--simulate v100`, "
     "or write `device: simulated-v100` in the job file; `zeus-flows doctor` says what was looked for."
@@ -61,7 +58,7 @@ def open_gpus(
     Power limits that a killed process left on this machine are put back first.
 
     Args:
-        device: `auto`, `nvml`, `zeusd`, or a simulated one such as `simulated-v100`, `simulated-v100x4` for four.
+        device: `auto`, `nvml`, `zeusd`, or a simulated one such as `simulated-v100`.
         workload: What a simulated GPU runs; None: the defaults. Ignored on real GPUs.
         batch_size: The batch size over all GPUs; only simulated GPUs want it.
         samples_per_epoch: Size of the training set; may be None where `Gpus.samples_per_epoch` is set later.
@@ -77,11 +74,11 @@ def open_gpus(
     """
     if device in ("auto", "nvml", "zeusd"):
         return _open_real(device, state_dir, visible, shared, count, zeusd or ZeusdAddress())
-    match = _SIMULATED.fullmatch(device)
-    if match is None or match["kind"] not in CHIPS:
+    kind = device.removeprefix("simulated-")
+    if device not in SIMULATED:
         raise ConfigError(f"there is no device {device!r}; there are auto, nvml, zeusd, {', '.join(SIMULATED)}")
     clock = VirtualClock()
-    devices = tuple(SimulatedDevice(match["kind"], clock, index=i) for i in range(int(match["count"] or count or 1)))
+    devices = tuple(SimulatedDevice(kind, clock, index=i) for i in range(count or 1))
     work = SimulatedWork(
         devices, clock, workload or Workload(), batch_size=batch_size, samples_per_epoch=samples_per_epoch
     )

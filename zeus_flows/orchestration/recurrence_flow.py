@@ -64,7 +64,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
     settings = read_settings()
     uri = settings.tracking(tracking_uri, job_file.tracking_uri)
     job_file = with_fleet_mode(job_file)
-    trainer = LocalTrainer(job_file, settings)
+    trainer = LocalTrainer(job_file, settings, tracking_uri=uri)
     gate = load_gate(job_file, measure=trainer.measure)
     job = job_file.core(trainer.energy_source)
     flow_run_id = str(runtime.flow_run.id)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -18,6 +21,7 @@ from zeus_flows.errors import StoreUnavailable
 from zeus_flows.recurrence.loop import Attempt
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
+from zeus_flows.training.forms.child import output_log
 
 
 async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
@@ -46,7 +50,8 @@ async def _can_go_on(_task: Task[..., object], _run: TaskRun, state: State[objec
 
 @task(name="train", cache_policy=NO_CACHE, retry_condition_fn=_can_go_on)
 def _train(steps: LocalSteps, attempt: Attempt) -> Observation:
-    observation = steps.try_once(attempt)
+    with _shown_in_prefect(output_log):
+        observation = steps.try_once(attempt)
     get_run_logger().info("batch size %d %s: %s", observation.batch_size, observation.outcome, observation.detail)
     return observation
 
@@ -54,6 +59,27 @@ def _train(steps: LocalSteps, attempt: Attempt) -> Observation:
 @task(name="observe", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=10, retry_condition_fn=_store_was_away)
 def _observe(steps: LocalSteps, attempt: Attempt, observation: Observation) -> None:
     steps.observe(attempt, observation)
+
+
+@contextmanager
+def _shown_in_prefect(log: logging.Logger) -> Iterator[None]:
+    """Let what a training command prints be lines of the task run's log."""
+    target = get_run_logger()
+
+    class ToPrefect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            target.info("%s", record.getMessage())
+
+    handler, level, up = ToPrefect(), log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = up
 
 
 class PrefectSteps:

@@ -47,6 +47,7 @@ class Trainer(Protocol):
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         """Train as decided.
 
@@ -56,6 +57,7 @@ class Trainer(Protocol):
             profile: What earlier attempts measured at this batch size.
             report: Called with every epoch.
             overheads: What is known of an epoch beside its steps.
+            attempt_id: What the ledger calls the attempt.
         """
 
 

@@ -155,7 +155,12 @@ class LocalSteps:
 
         try:
             observation = self.trainer.train(
-                self.job, attempt.decision, attempt.profile, report, overheads=attempt.overheads
+                self.job,
+                attempt.decision,
+                attempt.profile,
+                report,
+                overheads=attempt.overheads,
+                attempt_id=attempt.id,
             )
         except AttemptFailed as failure:
             if isinstance(failure.__cause__, Exception):

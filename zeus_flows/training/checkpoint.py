@@ -107,6 +107,11 @@ class Checkpoints:
             self._own = None
         self.progress = None
 
+    @property
+    def folder(self) -> Path:
+        """The folder of this attempt; it goes when the attempt ends."""
+        return self._path().parent
+
     def _path(self) -> Path:
         if self._own is None:
             self._root.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,8 @@ class MeasuredLoop:
         if loop.reported is not None and not loop.evaluated_once:
             self.evaluated()
         self.books.close(For.REST, 1)
-        if loop.samples and loop.epoch == loop.resumed + 1:
+        whole = not loop.cut_short or loop.samples > loop.total
+        if whole and loop.samples and loop.epoch == loop.resumed + 1:
             loop.total = self._tuner.samples_per_epoch = loop.samples  # what a loader yields may be less than it has
             loop.counted = True
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -151,16 +151,10 @@ class Session:
 
         The first is 1, or the one after the checkpoint where `load` returned one.
         """
-        loop = self._loop
-        if loop.begun:
-            raise TrainingError("session.epochs() can be used once per attempt")
-        loop.begun = True
-        self._tuner.begin()
-        while self._result.outcome is None and not self._must_stop():
-            loop.next_epoch()
-            yield loop.epoch
-            self._end_epoch()
-        self._result.ended = self._progress()
+        goes_on = self.begin_training()
+        while goes_on:
+            yield self.begin_epoch()
+            goes_on = self.end_epoch()
 
     def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield a loader's batches; between them, profile power limits until that is done.
@@ -179,7 +173,6 @@ class Session:
                     size = batch_size_of(loader, batch) or self.batch_size
                     self._measured.enter_steps(mine, samples_in(loader, size))
                 samples = min(size, loop.left) or size
-                loop.left = max(loop.left - samples, 0)
                 books.samples += samples
                 ran(samples)
                 loop.hand_out(samples, now_s())
@@ -195,6 +188,48 @@ class Session:
         if loop.steps is mine and not loop.over:
             self._measured.leave_steps()
 
+    def begin_steps(self, samples_per_epoch: int = 0) -> None:
+        """Begin an epoch's steps, for a loop elsewhere that tells of each with `stepped`; `steps` does both.
+
+        Args:
+            samples_per_epoch: How long an epoch is; 0 where only its end will tell.
+        """
+        if not self._loop.begun or self._loop.epoch == 0:
+            raise TrainingError("session.begin_steps() belongs inside `for epoch in session.epochs()`")
+        self._measured.leave_steps()
+        self._measured.enter_steps(object(), samples_per_epoch)
+        self._loop.step.handed_s = self._gpus.now_s()
+
+    def stepped(self, samples: int | None = None) -> bool:
+        """Tell that a step has ended, with so many samples (the batch size); return whether the epoch has more.
+
+        Where the length of an epoch is known its steps end with the last one, and what follows is no step. Where it
+        is not, this is always True.
+        """
+        loop, tuner = self._loop, self._tuner
+        if loop.steps is None:
+            raise TrainingError("session.stepped() belongs after session.begin_steps()")
+        size = samples or self.batch_size
+        size = min(size, loop.left) or size
+        self._measured.books.samples += size
+        self._gpus.ran(size)
+        loop.stepped(size, self._gpus.now_s())
+        if not loop.step.first_done:
+            self._measured.stepped_first(size)
+        elif (measuring := tuner.measuring) is not None and measuring.ran(size):
+            tuner.measured()
+        if loop.counted and not loop.left:
+            self._measured.leave_steps()
+        return loop.steps is not None
+
+    def ended_by_itself(self, detail: str) -> None:
+        """Tell that training is over for good, and not because the session said so: it is exhausted."""
+        loop = self._loop
+        if loop.epoch > loop.resumed and loop.reported is None:
+            loop.epoch -= 1  # the one under way will not end
+        if self._result.outcome is None and self._result.reached is None:
+            self._result.end(Outcome.EXHAUSTED, detail)
+
     @contextmanager
     def evaluation(self) -> Iterator[None]:
         """Measure a block as an evaluation of the model. It may be inside the steps, for example after every 500."""
@@ -202,6 +237,8 @@ class Session:
         if not self.training or loop.evaluating:
             yield
             return
+        if loop.counted and not loop.left:  # the loop over steps may not ask again, but it has none left
+            self._measured.leave_steps()
         inside = loop.steps
         self._measured.begin_evaluation()
         try:
@@ -222,10 +259,12 @@ class Session:
         if math.isnan(value) or (math.isinf(value) and target.reached(value)):
             name = "NaN" if math.isnan(value) else "infinite"
             self._result.end(Outcome.DIVERGED, f"{target.metric} is {name} in epoch {loop.epoch}")
+            loop.cut_short = loop.steps is not None
         elif target.reached(value):
             self._result.detail = f"{target.metric} reached {value:.4g} in epoch {loop.epoch}"
             if self._task.stops_at_target:
                 self._result.end(Outcome.CONVERGED, self._result.detail)
+                loop.cut_short = loop.steps is not None
             else:
                 self._result.reached = self._progress()
 
@@ -261,6 +300,26 @@ class Session:
         self._loop.epoch = self._loop.resumed = before.epoch
         log.info("going on after epoch %d", before.epoch)
         return state
+
+    # -- what a framework's callback calls instead of looping over `epochs` ------------------------------------
+
+    def begin_training(self) -> bool:
+        """Begin the attempt; return whether there is an epoch to train."""
+        if self._loop.begun:
+            raise TrainingError("session.epochs() can be used once per attempt")
+        self._loop.begun = True
+        self._tuner.begin()
+        return self._goes_on()
+
+    def begin_epoch(self) -> int:
+        """Begin the next epoch and return its number."""
+        self._loop.next_epoch()
+        return self._loop.epoch
+
+    def end_epoch(self) -> bool:
+        """End the epoch under way; return whether there is to be another."""
+        self._end_epoch()
+        return self._goes_on()
 
     # -- what the trainer calls ------------------------------------------------------------------------------
 
@@ -310,6 +369,8 @@ class Session:
 
     def failed(self, outcome: Outcome, detail: str, traceback: str = "") -> Observation:
         """Return the observation of an attempt that an exception ended."""
+        with suppress(Exception):  # a loop over steps that a framework's events drive is still open; a GPU may be lost
+            self._measured.leave_steps()
         self.close()
         self._result.end(outcome, detail)
         tuner, books = self._tuner, self._measured.books
@@ -343,6 +404,13 @@ class Session:
     def _observation(self, books: Progress) -> Observation:
         samples, allowed = self._loop.total, self._stopper.allowed
         return self._result.observation(self._task, self._gpus, self._tuner, books, samples=samples, allowed=allowed)
+
+    def _goes_on(self) -> bool:
+        """Whether there is another epoch to train; closes the books if not."""
+        if self._result.outcome is None and not self._must_stop():
+            return True
+        self._result.ended = self._progress()
+        return False
 
     def _must_stop(self) -> bool:
         """Whether another epoch would be one too many; ends the attempt if so."""

@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
@@ -23,7 +25,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
-from zeus_flows.errors import ConfigError, DeviceError, DeviceLost
+from zeus_flows.errors import CommandOutOfMemory, ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
@@ -33,6 +35,8 @@ from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job_file import JobFile
 from zeus_flows.settings import Settings
 from zeus_flows.training.checkpoint import Checkpoints
+from zeus_flows.training.forms.command import Command, find_command
+from zeus_flows.training.forms.ranks import RankedFunction
 from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.session import Session
 
@@ -53,16 +57,18 @@ class LocalTrainer:
     Args:
         job_file: The job.
         settings: Where the power journal is, which GPUs are visible.
+        tracking_uri: Where MLflow runs go, whatever job file and environment say.
 
     Raises:
         NoDevice: there is no GPU and none was asked to be simulated.
         ConfigError: the train function cannot be imported.
     """
 
-    def __init__(self, job_file: JobFile, settings: Settings) -> None:
+    def __init__(self, job_file: JobFile, settings: Settings, *, tracking_uri: str | None = None) -> None:
         self._job_file, self._settings = job_file, settings
-        self._function = load_function(job_file.train.function)
-        self.code_revision = code_revision(self._function)
+        self._tracking_uri = settings.tracking(tracking_uri, job_file.tracking_uri)
+        self._training = find_training(job_file)
+        self.code_revision = code_revision(self._training)
         self._checkpoints: dict[tuple[int, int], Checkpoints] = {}
         self._host = open_host_meter() if job_file.host_power_w == "measured" else None
         if job_file.host_power_w == "measured" and self._host is None:
@@ -84,6 +90,7 @@ class LocalTrainer:
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         """Train at the decided batch size and return how it went.
 
@@ -121,8 +128,8 @@ class LocalTrainer:
                 host_energy_j=None if self._host is None else self._host.energy_j,
             )
             try:
-                with session.as_current():
-                    self._function(session, **self._job_file.train.parameters)
+                with session.as_current(), _interrupts():
+                    self._call(session, checkpoints, attempt_id)
                 observation = session.observation()
             except BaseException as error:
                 if _is_out_of_memory(error):
@@ -142,6 +149,18 @@ class LocalTrainer:
                     raise AttemptFailed(failed, resumable=resumable) from error
         self._forget(key)
         return observation
+
+    def _call(self, session: Session, checkpoints: Checkpoints, attempt_id: str) -> None:
+        """Train with whatever form the job has."""
+        match self._training:
+            case Command() as command:
+                from zeus_flows.training.forms.script_runs import attempt_run  # brings MLflow
+
+                command(session, run=attempt_run(attempt_id, self._tracking_uri), keep=checkpoints.folder)
+            case RankedFunction() as ranked:
+                ranked(session)
+            case function:
+                function(session, **self._job_file.train.parameters)
 
     def measure(self, evaluate: Callable[[], object]) -> tuple[object, float, float]:
         """Run an evaluation outside of an attempt; return what it returned, its seconds and its joules."""
@@ -168,6 +187,7 @@ class LocalTrainer:
             state_dir=self._settings.state_dir,
             visible=self._settings.cuda_visible_devices,
             shared=self._job_file.shared_gpu,
+            count=self._job_file.gpus,
             zeusd=ZeusdAddress(self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token),
         )
 
@@ -231,22 +251,51 @@ def _made_with(gpus: Gpus) -> str:
     return f"torch {torch}, driver {driver}"
 
 
-def code_revision(function: TrainFunction) -> str:
-    """Return the git commit that a train function's file is at, with `-dirty` where files differ; else nothing.
+def find_training(job_file: JobFile) -> TrainFunction | Command | RankedFunction:
+    """Return what a job file names: a function, one that several GPUs run together, or a command.
+
+    Raises:
+        ConfigError: there is no such thing; the text says what is missing.
+    """
+    if job_file.train.function is None:
+        return find_command(job_file)
+    function = load_function(job_file.train.function)
+    if (job_file.gpus or 1) == 1 or not job_file.train.torchrun:
+        return function
+    return RankedFunction(job_file.train, job_file.gpus or 1, function)
+
+
+def _folder_of(training: TrainFunction | Command | RankedFunction) -> Path | None:
+    """Return the folder whose code trains; None where that cannot be told."""
+    if isinstance(training, Command):
+        return (training.folder / training.script).resolve().parent if training.script else training.folder
+    function = training.function if isinstance(training, RankedFunction) else training
+    try:
+        return Path(inspect.getsourcefile(function) or "").resolve().parent
+    except (OSError, TypeError):
+        return None
+
+
+def code_revision(training: TrainFunction | Command | RankedFunction) -> str:
+    """Return the git commit that the training's file is at, with `-dirty` where files differ; else nothing.
 
     It is recorded with every attempt, so that two runs whose code differs can be told apart.
     """
+    folder = _folder_of(training)
+    if folder is None:
+        return ""
     try:
-        folder = Path(inspect.getsourcefile(function) or "").resolve().parent
         words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
         found = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
-    except (OSError, TypeError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """Return whether the GPU ran out of memory. The train function may have wrapped the exception."""
+    if isinstance(error, CommandOutOfMemory):
+        return True
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -264,6 +313,17 @@ def _is_out_of_memory(error: BaseException) -> bool:
 _OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Raise an interrupt as what it is, where a framework makes an exit of it, as Lightning does."""
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
+
+
 def what_happened(error: BaseException) -> str:
     """Return an exception as a line for people."""
     number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signal", None)
@@ -276,20 +336,23 @@ def what_happened(error: BaseException) -> str:
 
 def _trace(error: BaseException) -> str:
     """Return the traceback from the train function on, its end where it is long."""
-    outer = error.__traceback__
-    lines = traceback.format_exception(type(error), error, outer.tb_next if outer and outer.tb_next else outer)
+    lines = traceback.format_exception(type(error), error, _in_training(error) or error.__traceback__)
     text = "".join(c for c in "".join(lines) if c.isprintable() or c == "\n").strip()
     return text if len(text) <= _MOST_TRACEBACK else "…" + text[1 - _MOST_TRACEBACK :]
 
 
+def _in_training(error: BaseException) -> TracebackType | None:
+    """Return the part of a traceback that begins in the train function; None where it was raised elsewhere."""
+    step = error.__traceback__
+    while step is not None and step.tb_frame.f_code is not LocalTrainer._call.__code__:
+        step = step.tb_next
+    return None if step is None else step.tb_next
+
+
 def train_traceback(error: BaseException) -> str | None:
     """Return an exception's traceback from the train function on; None where it was raised elsewhere."""
-    step = error.__traceback__
-    while step is not None and step.tb_frame.f_code is not LocalTrainer.train.__code__:
-        step = step.tb_next
-    if step is None or step.tb_next is None:
-        return None
-    return "".join(traceback.format_exception(type(error), error, step.tb_next)).rstrip()
+    began = _in_training(error)
+    return None if began is None else "".join(traceback.format_exception(type(error), error, began)).rstrip()
 
 
 def _let_go_of(error: BaseException) -> None:

@@ -36,10 +36,17 @@ class StepUnderWay:
                 self.usual_s = per_sample_s
         self.samples, self.handed_s = samples, now_s
 
+    def ended(self, samples: int, now_s: float) -> None:
+        """Note that a step has ended, where nobody told when it began: it began when the one before it ended."""
+        self.begin(samples, now_s)
+        self.samples = 0
+
     def overdue(self, now_s: float) -> float | None:
         """Return when the step under way should have ended, where that is long ago; None where it is not."""
-        if self.handed_s is None or not self.samples or math.isinf(self.usual_s):
+        if self.handed_s is None or math.isinf(self.usual_s):
             return None
+        if not self.samples:  # it has ended, and was told of then
+            return self.handed_s if now_s - self.handed_s > LEAST_LATE_S else None
         step_s = self.usual_s * self.samples
         return self.handed_s + step_s if now_s - self.handed_s > LATE * step_s + LEAST_LATE_S else None
 
@@ -63,6 +70,7 @@ class TrainingLoop:
         evaluated: The model was evaluated since the last step.
         evaluated_once: It was evaluated in this epoch.
         reported: The metric reported in this epoch.
+        cut_short: The attempt ended within this epoch's steps, so that they may not tell how long an epoch is.
     """
 
     begun: bool = False
@@ -79,18 +87,28 @@ class TrainingLoop:
     evaluated: bool = False
     evaluated_once: bool = False
     reported: float | None = None
+    cut_short: bool = False
 
     def next_epoch(self) -> None:
         """Begin the next epoch."""
         self.epoch += 1
         self.samples = 0
-        self.evaluated = self.evaluated_once = False
+        self.evaluated = self.evaluated_once = self.cut_short = False
         self.reported = None
 
     def hand_out(self, samples: int, now_s: float) -> None:
         """Note that a batch is handed out."""
         self.step.begin(samples, now_s)
+        self._count(samples)
+
+    def stepped(self, samples: int, now_s: float) -> None:
+        """Note that a step has ended, in a loop that tells of steps when they are over."""
+        self.step.ended(samples, now_s)
+        self._count(samples)
+
+    def _count(self, samples: int) -> None:
         self.samples += samples
+        self.left = max(self.left - samples, 0)
         self.evaluated = False
 
 

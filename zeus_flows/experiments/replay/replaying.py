@@ -75,6 +75,7 @@ class TraceTrainer:
         report: Callable[[EpochReport], None],
         *,
         overheads: Overheads = NOTHING,
+        attempt_id: str = "",
     ) -> Observation:
         """Return how the attempt goes, by a repetition drawn from the trace."""
         if decision.recurrence in self._shifts:

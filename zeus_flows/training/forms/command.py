@@ -1,0 +1,263 @@
+"""A training command as it is: started for each attempt, read while it trains, stopped where it does not pay.
+
+    train:
+      command: [python, train.py, --batch-size, "{batch_size}", --lr, "{learning_rate}"]
+      metric: {pattern: 'val_acc=([0-9.]+)'}
+
+Energy is measured from outside. Each value of the metric ends an epoch. Steps are told by the launcher, in Python with
+torch, or by a progress pattern; where nothing tells, an epoch is one step, and one power limit is tried per epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from zeus_flows.errors import CommandFailed, CommandOutOfMemory, ConfigError
+from zeus_flows.job_file import JobFile, TrainSection, filled
+from zeus_flows.settings import environment_of_child
+from zeus_flows.training.forms import launcher
+from zeus_flows.training.forms.child import Child, StepTold
+from zeus_flows.training.forms.metric_source import MetricReader, as_number, metric_reader
+from zeus_flows.training.session import Session
+
+if TYPE_CHECKING:
+    from zeus_flows.training.forms.script_runs import AttemptRun
+
+log = logging.getLogger(__name__)
+
+#: Epochs' worth of steps after which a metric that never came is given up on.
+PATIENCE: Final = 3
+#: Lines of output that an error shows.
+SHOWN: Final = 12
+_PYTHON: Final = re.compile(r"python([23](\.\d+)?)?(\.exe)?")
+_OUT_OF_MEMORY: Final = re.compile(
+    r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED"
+)
+#: Where torchrun begins to tell at length that a rank broke: the rank itself said why before.
+_OF_TORCHRUN: Final = re.compile(r"^[WE]\d{4} \d\d:\d\d:|torch/distributed/(run|launcher|elastic)")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A job's command, found and ready to be started.
+
+    Attributes:
+        train: What the job file says of it.
+        folder: Where it runs.
+        program: What is started, resolved; the words after it are the job file's.
+        gpus: GPUs that it trains on: torchrun starts a Python program once for each.
+    """
+
+    train: TrainSection
+    folder: Path
+    program: str
+    gpus: int = 1
+
+    def __call__(self, session: Session, *, run: AttemptRun | None = None, keep: Path | None = None) -> None:
+        """Train one attempt.
+
+        Args:
+            session: Says what to train and when to stop.
+            run: The attempt's run in MLflow; None where it has none.
+            keep: Where its checkpoints go while it trains; None: to a folder that goes with it.
+
+        Raises:
+            CommandFailed: it ended with an error, or its metric never came; the arm is not blamed.
+            CommandOutOfMemory: its output says that the GPU's memory did not suffice.
+        """
+        mark = uuid.uuid4().hex
+        with tempfile.TemporaryDirectory(prefix="zeus-flows-") as scratch:
+            output = Path(scratch) / "output.txt"
+            values = placeholders(session, keep or Path(scratch), self.gpus)
+            environment = environment_of_child(
+                {name: filled(text, values) for name, text in self.train.environment.items()}
+                | ({} if run is None else run.environment())
+            )
+            reader = metric_reader(self.train.metric, self.folder, run)
+            child = Child(
+                self._argv([filled(word, values) for word in (self.train.command or [])[1:]]),
+                folder=self.folder,
+                environment=environment,
+                mark=mark,
+                output=output,
+                grace_s=self.train.grace_seconds,
+            )
+            try:
+                with child:
+                    self._follow(session, child, reader)
+            finally:
+                if run is not None:
+                    run.keep(output)
+                    run.link()
+
+    def _argv(self, words: list[str]) -> list[str]:
+        """Return what is started: the launcher, which starts the command."""
+        own = str(Path(launcher.__file__).resolve())
+        if not _PYTHON.fullmatch(Path(self.program).name):
+            return [sys.executable, own, "--exec", self.program, *words]
+        flags = _flags(words)
+        if flags == len(words) or words[flags] in ("-c", "-"):
+            return [sys.executable, own, "--exec", self.program, *words]
+        if self.gpus > 1:
+            ranks = torchrun(self.gpus)[1:]
+            return [sys.executable, own, "--exec", self.program, *words[:flags], *ranks, own, *words[flags:]]
+        return [self.program, *words[:flags], own, *words[flags:]]
+
+    @property
+    def script(self) -> str | None:
+        """The Python file that is run; None where there is none, or its name is not known yet."""
+        words = (self.train.command or [])[1:]
+        flags = _flags(words)
+        if not _PYTHON.fullmatch(Path(self.program).name) or flags == len(words):
+            return None
+        return None if words[flags] in ("-m", "-c", "-") or "{" in words[flags] else words[flags]
+
+    def _follow(self, session: Session, child: Child, reader: MetricReader) -> None:
+        """Turn what the command says into the session's epochs, steps and metrics."""
+        events = self._events(session, child)
+        for _ in session.epochs():
+            value = self._epoch(session, events, reader)
+            if value is None:
+                self._ended(session, child, reader)
+                return
+            session.report_metric(value)
+
+    def _epoch(self, session: Session, events: Iterator[int | str | None], reader: MetricReader) -> float | None:
+        """Follow one epoch to its metric; None where the command ended before it."""
+        length = self.train.samples_per_epoch or 0
+        session.begin_steps(length)
+        more, samples = True, 0
+        for event in events:
+            if isinstance(event, int):
+                samples += event
+                more = more and session.stepped(event)
+                if length and not reader.found and samples > PATIENCE * length:
+                    raise CommandFailed(f"the metric did not come in {PATIENCE} epochs: {reader.text}")
+            elif (value := reader.value(event)) is not None:
+                if not samples:
+                    session.stepped(length or 1)
+                return value
+        value = reader.value(None, last=True)
+        if value is not None and not samples:
+            session.stepped(length or 1)
+        return value
+
+    def _events(self, session: Session, child: Child) -> Iterator[int | str | None]:
+        """Yield the samples of each step, lines, and None now and then."""
+        progress, counted = self.train.progress, 0
+        pattern = None if progress is None else re.compile(progress.pattern)
+        for event in child.read():
+            if isinstance(event, StepTold):
+                if pattern is None:
+                    yield session.batch_size
+                continue
+            yield event
+            match = None if pattern is None or event is None else pattern.search(event)
+            if progress is None or match is None:
+                continue
+            now = counted + 1
+            if match.groups() and (number := as_number(match[1])) is not None:
+                now = round(number)
+            told = now - counted if now > counted else now
+            counted = now
+            if told > 0:
+                yield told * (session.batch_size if progress.unit == "steps" else 1)
+
+    def _ended(self, session: Session, child: Child, reader: MetricReader) -> None:
+        """Say how an attempt went whose command ended by itself."""
+        raise_failure(child, "the command")
+        if not reader.found:
+            raise CommandFailed(f"the command ended, and its metric never came: {reader.text}; {_said(child)}")
+        epochs = f"{reader.found} epoch{'' if reader.found == 1 else 's'}"
+        session.ended_by_itself(f"the command ended by itself after {epochs}, before the target was reached")
+
+
+def raise_failure(child: Child, who: str) -> None:
+    """Raise what a process ended with, where that is an error.
+
+    Raises:
+        CommandFailed: it ended with another exit code than 0, or by a signal.
+        CommandOutOfMemory: its last lines say that the GPU's memory did not suffice.
+    """
+    code = child.exit_code or 0
+    if code and any(_OUT_OF_MEMORY.search(line) for line in child.last_lines):
+        raise CommandOutOfMemory(f"{who} ran out of GPU memory (exit code {code})")
+    if code:
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        raise CommandFailed(f"{who} ended {how}; {_said(child)}")
+
+
+def _said(child: Child) -> str:
+    lines = [line for line in child.last_lines if line.strip()]
+    summary = next((i for i, line in enumerate(lines) if _OF_TORCHRUN.search(line)), 0)
+    lines = lines[: summary or None][-SHOWN:]
+    return "\n".join(("the last lines:", *(f"  {line[:200]}" for line in lines))) if lines else "nothing was printed"
+
+
+def torchrun(gpus: int) -> list[str]:
+    """Return the words that start a Python program once for each GPU."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
+
+
+def placeholders(session: Session, folder: Path, gpus: int = 1) -> dict[str, object]:
+    """Return what the names in braces stand for; `job_file.PLACEHOLDERS` lists them."""
+    return {
+        "attempt": session.attempt,
+        "batch_size": session.batch_size,
+        "batch_size_per_gpu": session.batch_size // gpus,
+        "checkpoint_folder": folder,
+        "gpus": gpus,
+        "learning_rate": f"{session.learning_rate:g}",
+        "max_epochs": session.max_epochs,
+        "recurrence": session.recurrence,
+        "seed": session.seed,
+        "target": f"{session.target.value:g}",
+    }
+
+
+def find_command(job_file: JobFile) -> Command:
+    """Return the command that a job file names.
+
+    Raises:
+        ConfigError: its folder or its program is not there.
+    """
+    train = job_file.train
+    assert train.command is not None
+    folder = Path(train.folder).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"train.folder: there is no folder {folder}")
+    wanted = train.command[0]
+    if wanted in ("python", "python3"):  # the one that runs us: its packages are those that were installed beside us
+        program: str | None = sys.executable
+    elif "/" in wanted:
+        program = shutil.which(str(folder / Path(wanted).expanduser()))
+    else:
+        program = shutil.which(wanted, path=environment_of_child(train.environment).get("PATH"))
+    if program is None:
+        raise ConfigError(f"train.command: there is no program {wanted!r}; name its path, or install it")
+    command = Command(train, folder, program, job_file.gpus if train.torchrun and job_file.gpus else 1)
+    script = command.script
+    if script is not None and not (folder / script).is_file():
+        raise ConfigError(f"train.command: there is no file {script} in {folder}; say where it is with train.folder")
+    return command
+
+
+def _flags(words: list[str]) -> int:
+    """Return how many of an interpreter's words come before what it is to run.
+
+    >>> _flags(["-u", "-X", "dev", "train.py", "-v"])
+    3
+    """
+    flags = 0
+    while flags < len(words) and words[flags].startswith("-") and words[flags] not in ("-m", "-c", "-"):
+        flags += 2 if words[flags] in ("-X", "-W") else 1
+    return min(flags, len(words))

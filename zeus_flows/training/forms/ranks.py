@@ -1,0 +1,130 @@
+"""A data-parallel train function: torchrun starts a rank for each GPU, and the session here follows rank 0."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from zeus_flows.core.records import Outcome
+from zeus_flows.errors import TrainingError
+from zeus_flows.job_file import TrainSection
+from zeus_flows.settings import environment_of_child
+from zeus_flows.training.forms import launcher, rank_session
+from zeus_flows.training.forms.child import Child, StepTold
+from zeus_flows.training.forms.command import raise_failure, torchrun
+from zeus_flows.training.forms.rank_session import FOLDER, TOLD, AttemptOfRanks, answer_file
+from zeus_flows.training.session import Session
+
+#: How long ranks may take to end after their loop: they publish the model then.
+_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankedFunction:
+    """A train function that runs on several GPUs.
+
+    Attributes:
+        train: What the job file says of it.
+        gpus: How many ranks.
+        function: The function, as found here.
+    """
+
+    train: TrainSection
+    gpus: int
+    function: Callable[..., object]
+
+    def __call__(self, session: Session) -> None:
+        """Train one attempt.
+
+        Raises:
+            CommandFailed: a rank broke; the arm is not blamed.
+            CommandOutOfMemory: a rank ran out of GPU memory.
+        """
+        assert self.train.function is not None
+        task = AttemptOfRanks(
+            function=self.train.function,
+            parameters=self.train.parameters,
+            batch_size=session.batch_size,
+            learning_rate=session.learning_rate,
+            recurrence=session.recurrence,
+            attempt=session.attempt,
+            seed=session.seed,
+            max_epochs=session.max_epochs,
+            target=session.target.model_dump(mode="json"),
+        )
+        with tempfile.TemporaryDirectory(prefix="zeus-flows-") as scratch:
+            folder = Path(scratch)
+            (folder / "task.json").write_text(json.dumps(asdict(task)))
+            with Child(
+                [sys.executable, launcher.__file__, "--exec", *torchrun(self.gpus), "-m", rank_session.__name__],
+                folder=Path.cwd(),
+                environment=environment_of_child({FOLDER: str(folder)}),
+                mark=uuid.uuid4().hex,
+                output=folder / "output.txt",
+                grace_s=_GRACE_S,
+            ) as child:
+                self._follow(session, child, folder)
+
+    def _follow(self, session: Session, child: Child, folder: Path) -> None:
+        events = _told(child)
+        ended = 0
+        for epoch in session.epochs():
+            _answer(folder, epoch - 1, "go")
+            if not _epoch(session, events):
+                raise_failure(child, "the ranks")
+                raise TrainingError("the train function left session.epochs() by itself")
+            ended = epoch
+        outcome = session.outcome
+        assert outcome is not None or session.converged
+        _answer(folder, ended, outcome or Outcome.CONVERGED)
+        for _ in events:  # the ranks publish their model, and end
+            pass
+        raise_failure(child, "the ranks")
+
+
+def _epoch(session: Session, events: Iterator[list[Any] | StepTold]) -> bool:
+    """Follow one epoch to its end; return whether it came to one."""
+    more = False
+    with ExitStack() as evaluation:
+        for event in events:
+            if isinstance(event, StepTold):
+                more = more and session.stepped()
+                continue
+            match event:
+                case ["steps", samples]:
+                    session.begin_steps(samples or 0)
+                    more = True
+                case ["steps end", _]:
+                    more = False
+                case ["evaluation", _]:
+                    evaluation.enter_context(session.evaluation())
+                case ["evaluation end", _]:
+                    evaluation.close()
+                case ["epoch", value]:
+                    if value is not None:
+                        session.report_metric(value)
+                    return True
+    return False
+
+
+def _told(child: Child) -> Iterator[list[Any] | StepTold]:
+    """Yield what rank 0 tells the session; what is printed for people is passed over."""
+    for event in child.read():
+        if isinstance(event, StepTold):
+            yield event
+        elif event is not None and event.startswith(TOLD):
+            yield json.loads(event.removeprefix(TOLD))
+
+
+def _answer(folder: Path, epoch: int, text: str) -> None:
+    """Say what comes after an epoch, whole or not at all: ranks read it as soon as it is there."""
+    draft = folder / "draft"
+    draft.write_text(text)
+    draft.replace(answer_file(folder, epoch))
