@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.nvml_emulator import Emulator, set_limit_elsewhere
-from zeus_flows.errors import PowerPermissionError
+from zeus_flows.errors import DeviceError, PowerPermissionError
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.doctor import diagnose
 from zeus_flows.gpu.guard import PowerGuard, journal_folder, restore_power
@@ -34,7 +35,6 @@ def test_it_is_noticed_said_once_and_given_way_to(
     power, _, devices = controlled(tmp_path)
     power.set_limit_w(150.0)
     assert power.limit_w() == 150.0
-    assert power.foreign_w is None
     set_limit_elsewhere(emulator, 200.0)
     assert power.limit_w() == 200.0
     set_limit_elsewhere(emulator, 225.0)
@@ -89,6 +89,25 @@ def test_a_driver_that_rounds_is_not_somebody_else(emulate: Emulate, tmp_path: P
     set_limit_elsewhere(emulator, 150.0)
     power.limit_w()
     assert power.foreign_w is None
+    power.release()
+    assert emulator.limit_w() == 250.0
+
+
+def test_a_limit_that_cannot_be_written_down_is_not_set(
+    emulate: Emulate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = emulate()
+    power, _, _ = controlled(tmp_path)
+    power.set_limit_w(150.0)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "write", full)
+        with pytest.raises(DeviceError, match="journal of power limits cannot be written"):
+            power.set_limit_w(125.0)
+    assert emulator.limit_w() == 150.0
     power.release()
     assert emulator.limit_w() == 250.0
 

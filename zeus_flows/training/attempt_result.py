@@ -87,9 +87,7 @@ class AttemptResult:
             energy_complete=books.complete,
             explores=task.decision.explores,
             fingerprint=task.job.fingerprint,
-            detail=self.detail
-            if books.foreign_limit_w is None
-            else f"{self.detail}; {_foreign(books.foreign_limit_w)}",
+            detail=self.detail + _foreign(books.foreign_limit_w),
             parts=books.parts,
             host_energy_j=books.host_energy_j,
             mode=task.job.mode,
@@ -110,5 +108,7 @@ def observer_report(task: AttemptTask, gpus: Gpus, observed: Observation) -> str
     return saved.sentence if saved else "power limits are not all measured yet"
 
 
-def _foreign(limit_w: float) -> str:
-    return f"somebody else set the power limit to {limit_w:g} W meanwhile, so its energy says nothing about ours"
+def _foreign(limit_w: float | None) -> str:
+    if limit_w is None:
+        return ""
+    return f"; somebody else set the power limit to {limit_w:g} W meanwhile, so its energy says nothing about ours"
