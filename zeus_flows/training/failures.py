@@ -50,11 +50,11 @@ def traceback_text(error: BaseException, began: TracebackType | None) -> str:
 def presentable(error: BaseException) -> BaseException:
     """Return an exception that may be raised where others log and store it: itself, mostly.
 
-    Another stands in for one whose text holds a secret or cannot be made.
+    Another stands in for one whose text holds a secret, is endless, or cannot be made.
     """
     try:
-        told = "".join(traceback.format_exception(error)) + f"{error!s}{error!r}"
-        if masked(told) == told:
+        told = "".join((str(error), repr(error), *traceback.format_exception(error)))
+        if len(told) <= 10 * _MOST_READ and masked(told) == told:
             return error
     except BaseException:  # noqa: S110
         pass
