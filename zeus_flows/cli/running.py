@@ -122,10 +122,12 @@ def _told(job: Job, document: Any) -> Any:
 
 
 def _run_flow(request: Request, uri: str) -> Recurrence:
+    from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.prefect_runs import print_no_errors
     from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
 
     print_no_errors()
+    end_server_with_us()
     try:
         return recurrence(str(request.path), simulate=request.simulate, seed=request.seed, tracking_uri=uri)
     except RecurrenceFailed as failure:
@@ -141,8 +143,10 @@ def _run_flow(request: Request, uri: str) -> Recurrence:
 
 def _in_fleet(job_file: JobFile) -> JobFile:
     """Return the job in the fleet's mode, as its recurrences would run it."""
+    from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.fleet import with_fleet_mode
 
+    end_server_with_us()
     return with_fleet_mode(job_file)
 
 
