@@ -295,6 +295,7 @@ def _whole(observation: Observation) -> bool:
     """Return whether the readings can be compared at all."""
     return (
         observation.energy_complete
+        and observation.foreign_limit_w is None
         and 0 <= observation.energy_j <= MOST
         and 0 <= observation.time_s <= MOST
         and 0 <= observation.host_energy_j <= MOST
