@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from zeus_flows.core.job import Drift, Job, Mode, Selector, WindowOf
+from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
@@ -230,6 +230,13 @@ class TrainSection(Section):
         return self.command is None or any("{batch_size" in text for text in texts)
 
 
+class RolloutSection(Section):
+    """How the mode grows with a job's recurrences: so many only look, then so many keep the batch size."""
+
+    observe: int = Field(default=0, ge=0)
+    power: int = Field(default=0, ge=0)
+
+
 class GateSection(Section):
     """The drift gate: a function, as `module:function`, that evaluates the newest model on the new slice.
 
@@ -269,6 +276,7 @@ class JobFile(Section):
     name: str
     version: str = "1"
     mode: Mode = Mode.FULL
+    rollout: RolloutSection | None = None
     device: str = "auto"
     shared_gpu: bool = False
     gpus: int | None = Field(default=None, ge=1, le=99)
@@ -406,7 +414,7 @@ class JobFile(Section):
                 as this file says.
         """
         source = energy_source or self.energy_source
-        prior = self.prior
+        prior, rollout = self.prior, self.rollout
         return Job(
             name=self.name,
             batch_sizes=tuple(self.batch_sizes),
@@ -420,6 +428,7 @@ class JobFile(Section):
             selector=self.power_limit.choose_by,
             slowdown=self.power_limit.slowdown,
             mode=self.mode,
+            rollout=None if rollout is None else Rollout(rollout.observe, rollout.power),
             max_attempts=self.max_attempts,
             seed=self.seed,
             prior=None if prior is None else (prior.mean_j, prior.standard_deviation_j**2),

@@ -99,6 +99,7 @@ class Asked:
         folded: How many observations the history had.
         newest: (recurrence, attempt) of the newest of them.
         under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
+        mode_why: Whose word the decision's mode is; empty where it is the job file's own.
     """
 
     gpu: Gpu | None = None
@@ -110,6 +111,7 @@ class Asked:
     folded: int = 0
     newest: tuple[int, int] = (0, 0)
     under_way: tuple[int, ...] = ()
+    mode_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -360,7 +360,7 @@ class MlflowLedger:
             names.ATTEMPT: str(decision.attempt),
             **self._windows.tags(),
             names.POLICY: decision.policy,
-            names.MODE: self._job.mode.value,
+            names.MODE: (decision.mode or self._job.mode).value,
             names.REASON: decision.reason.text,
             names.EXPLORES: str(decision.explores).lower(),
             names.DEGRADED: str(decision.degraded).lower(),
