@@ -8,10 +8,10 @@ from uuid import UUID
 
 from click.testing import CliRunner, Result
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flow_engine import run_flow_sync
-from prefect.states import Pending, State
+from prefect.states import Pending
 
 from zeus_flows.cli import main
 from zeus_flows.orchestration import deployed
@@ -43,10 +43,10 @@ def read_run(run_id: UUID) -> FlowRun:
 def run_here(run: FlowRun, flow: str = "recurrence") -> State[Any]:
     """Run a flow run as a worker's child would; return the state that it ends in."""
     with get_client(sync_client=True) as client:
-        accepted = client.set_flow_run_state(run.id, Pending())
-        assert accepted.state is not None
-        if not accepted.state.is_pending():
-            return accepted.state
+        accepted: State[Any] | None = client.set_flow_run_state(run.id, Pending()).state
+        assert accepted is not None
+        if not accepted.is_pending():
+            return accepted
         run = client.read_flow_run(run.id)
     ended = run_flow_sync(getattr(deployed, flow), flow_run=run, parameters=run.parameters, return_type="state")
     assert isinstance(ended, State)

@@ -13,6 +13,8 @@ from uuid import uuid4
 import httpx
 import pytest
 from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tests.processes import PREFECT, ZEUS_FLOWS, Forked, run_forked
 from tests.training_functions import write_job
@@ -39,8 +41,9 @@ def server(prefect_api: str, sqlite_uri: str, tmp_path: Path) -> Iterator[dict[s
         "ZEUS_FLOWS_STATE_DIR": str(tmp_path / "state"),
         "PYTHONPATH": str(ROOT),
     }
-    for deployment in httpx.post(f"{prefect_api}/deployments/filter", json={}, timeout=10).json():
-        httpx.delete(f"{prefect_api}/deployments/{deployment['id']}", timeout=10).raise_for_status()
+    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
+        for deployment in client.read_deployments():
+            client.delete_deployment(deployment.id)
 
 
 def prefect(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:

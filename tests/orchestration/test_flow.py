@@ -16,6 +16,7 @@ from prefect.variables import Variable
 
 from tests.builders import decision
 from tests.training_functions import write_job
+from zeus_flows.core.job import Mode
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.job_file import load_job
 from zeus_flows.ledger.lease import this_process
@@ -118,13 +119,27 @@ def test_a_changed_version_opens_the_next_drift_window(tmp_path: Path, sqlite_ur
     ]
 
 
-def test_one_variable_rolls_a_fleet_back_and_a_wrong_value_stops_nothing(tmp_path: Path, sqlite_uri: str) -> None:
-    job = str(write_job(tmp_path / "job.yaml"))
+def test_one_variable_rolls_a_fleet_back_and_neither_it_nor_a_caller_raises_a_mode(
+    tmp_path: Path, sqlite_uri: str
+) -> None:
+    stages = {"observe": 1, "power": 2}
+    job = str(write_job(tmp_path / "job.yaml", mode="power", rollout=stages))
+    tries: tuple[tuple[str, Mode | None, str, str], ...] = (
+        ("full", Mode.FULL, "observe", "its roll-out, up to recurrence 1"),
+        ("full", None, "power", "as its job file says"),
+        ("of", None, "power", "as its job file says"),  # no mode: a typing error stops nothing
+        ("observe", None, "observe", "by the Prefect variable zeus_flows_mode"),
+        ("off", Mode.OBSERVE, "off", "by the Prefect variable zeus_flows_mode"),
+        ("power", Mode.OBSERVE, "observe", "by the parameter mode"),
+    )
     try:
-        for stated, mode in (("power", "power"), ("of", "full"), ("off", "off")):
+        for stated, asked, mode, why in tries:
             Variable.set("zeus_flows_mode", stated, overwrite=True)
-            recurrence(job, tracking_uri=sqlite_uri)
-            assert runs(sqlite_uri, "attempt")[-1]["data"]["tags"]["zf.mode"] == mode
+            recurrence(job, tracking_uri=sqlite_uri, mode=asked)
+            tags = runs(sqlite_uri, "attempt")[-1]["data"]["tags"]
+            assert tags["zf.mode"] == mode
+            assert f"the mode is {mode}" in tags["zf.reason"]
+            assert why in tags["zf.reason"]
     finally:
         Variable.unset("zeus_flows_mode")
 

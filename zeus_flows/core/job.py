@@ -17,6 +17,14 @@ class Mode(StrEnum):
     FULL = "full"  # tune both
 
 
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How a job's mode grows: so many recurrences in `observe`, then so many in `power`, then as the job says."""
+
+    observe: int = 0
+    power: int = 0
+
+
 class Selector(StrEnum):
     """What the best power limit, and with it the bandit, minimises."""
 
@@ -57,7 +65,9 @@ class Job:
         policy: A name in `zeus_flows.core.policy.POLICIES`.
         selector: What the best power limit minimises; the bandit's objective follows it.
         slowdown: The bound of `Selector.MAX_SLOWDOWN`, at least 1.
-        mode: How much may be changed.
+        mode: How much may be changed; a roll-out may allow less (`zeus_flows.core.rollout`).
+        mode_why: Whose word the mode is; empty where it is the job file's own.
+        rollout: How the mode grows with the recurrences; None: it is the same in all.
         max_attempts: Attempts a recurrence may take before it gives up.
         seed: The job's seed; each decision's seed is derived from it.
         prior: Mean and variance in joules of every arm's cost (Algorithm 2), or None for a flat prior.
@@ -94,6 +104,8 @@ class Job:
     host_power_w: float | None = 0.0
     in_seconds: bool = False
     window_of: WindowOf = WindowOf.ARM
+    mode_why: str = ""
+    rollout: Rollout | None = None
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:

@@ -115,7 +115,7 @@ def _read(path: Path, pins: Pins, settings: Settings) -> Deployable:
     job = load_job(path)
     uri = settings.tracking(pins.tracking_uri, job.tracking_uri)
     pinned |= {"job_file": _place(path), **_pin(path, uri, folder), "simulate": pins.simulate}
-    return Deployable(path, "recurrence", job.name, pinned, ("seed",), 1, (TAG, f"job:{job.name}"))
+    return Deployable(path, "recurrence", job.name, pinned, ("seed", "mode"), 1, (TAG, f"job:{job.name}"))
 
 
 def _is_experiment(path: Path) -> bool:

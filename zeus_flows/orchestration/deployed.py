@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import flow, runtime
 
+from zeus_flows.core.job import Mode
 from zeus_flows.job_file import SimulatedGpu, parse_job
 from zeus_flows.orchestration.pinned import PinnedFile, pinned_parameters, with_credentials
 from zeus_flows.settings import read_settings
@@ -35,8 +36,9 @@ def recurrence(
     tracking_uri: str | None = None,
     simulate: SimulatedGpu | None = None,
     seed: int | None = None,
+    mode: Mode | None = None,
 ) -> Recurrence:
-    """Run one recurrence of a deployed job. All but `seed` is pinned by the deployment.
+    """Run one recurrence of a deployed job. All but `seed` and `mode` is pinned by the deployment.
 
     Args:
         job_file: Path of the job file, from `folder`, on the machine that runs the flow.
@@ -45,6 +47,7 @@ def recurrence(
         tracking_uri: Where MLflow runs go, without credentials: those are in the worker's environment.
         simulate: Run on a simulated GPU, whatever the job file says.
         seed: The job's seed, whatever the job file says.
+        mode: Change less than the job file allows; one that would change more changes nothing.
     """
     stated = {
         "job_file": job_file,
@@ -53,8 +56,9 @@ def recurrence(
         "tracking_uri": tracking_uri,
         "simulate": simulate,
         "seed": seed,
+        "mode": mode,
     }
-    counts = pinned_parameters(stated, free=("seed",))
+    counts = pinned_parameters(stated, free=("seed", "mode"))
     with contextlib.chdir(counts["folder"] or "."):
         file = PinnedFile(Path(counts["job_file"]), counts["digest"], f"zeus-flows deploy {counts['job_file']}")
         job = parse_job(file.read(), source=counts["job_file"]).overridden(
@@ -62,7 +66,8 @@ def recurrence(
         )
         from zeus_flows.orchestration.recurrence_flow import ended, run_one
 
-        return ended(run_one(job, tracking_uri=with_credentials(counts["tracking_uri"], read_settings())))
+        uri = with_credentials(counts["tracking_uri"], read_settings())
+        return ended(run_one(job, tracking_uri=uri, mode=counts["mode"]))
 
 
 @flow(name="capriccio", flow_run_name=_name_of_run, validate_parameters=True)

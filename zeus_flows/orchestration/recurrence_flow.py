@@ -9,11 +9,13 @@ from typing import cast
 from prefect import flow, get_run_logger, runtime
 from prefect.states import Completed
 
+from zeus_flows.core.job import Mode
+from zeus_flows.core.rollout import in_force, lowered, why_in_force
 from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.open_ledger import open_durable
-from zeus_flows.orchestration.fleet import with_fleet_mode
+from zeus_flows.orchestration.fleet import in_fleet
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
 from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
@@ -30,6 +32,7 @@ def recurrence(
     simulate: SimulatedGpu | None = None,
     seed: int | None = None,
     tracking_uri: str | None = None,
+    mode: Mode | None = None,
 ) -> Recurrence:
     """Run one recurrence of a job: decide a batch size, train, observe. One that the drift gate skips is `Skipped`.
 
@@ -38,11 +41,13 @@ def recurrence(
         simulate: Run on a simulated GPU, whatever the job file says.
         seed: The job's seed, whatever the job file says.
         tracking_uri: Where MLflow runs go, whatever the job file says.
+        mode: Change less than the job file allows; one that would change more changes nothing.
 
     Raises:
         RecurrenceFailed: no attempt converged; the flow run fails, so that a schedule's owner hears of it.
     """
-    return ended(run_one(load_job(Path(job_file)).overridden(simulate=simulate, seed=seed), tracking_uri=tracking_uri))
+    stated = load_job(Path(job_file)).overridden(simulate=simulate, seed=seed)
+    return ended(run_one(stated, tracking_uri=tracking_uri, mode=mode))
 
 
 def ended(done: Recurrence) -> Recurrence:
@@ -67,14 +72,13 @@ class RecurrenceFailed(TargetNeverReached):
         self.recurrence = recurrence
 
 
-def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence:
+def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | None = None) -> Recurrence:
     """Run one recurrence inside a flow run."""
     settings = read_settings()
     uri = settings.tracking(tracking_uri, job_file.tracking_uri)
-    job_file = with_fleet_mode(job_file)
     trainer = LocalTrainer(job_file, settings, tracking_uri=uri)
     gate = load_gate(job_file, measure=trainer.measure)
-    job = job_file.core(trainer.energy_source)
+    job = lowered(in_fleet(job_file.core(trainer.energy_source)), mode, "the parameter mode")
     flow_run_id = str(runtime.flow_run.id)
     context = {
         names.PREFECT_FLOW_RUN_ID: flow_run_id,
@@ -103,6 +107,8 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None) -> Recurrence
         )
         steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
         done = run_recurrence(local.job, steps)
+    ran = in_force(job, done.number)
+    get_run_logger().info("recurrence %d: the mode was %s, %s", done.number, ran.mode, why_in_force(ran))
     for attempt, observation in done.attempts:
         get_run_logger().info(
             "recurrence %d.%d: batch size %d (%s) -> %s",

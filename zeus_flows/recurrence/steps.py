@@ -16,6 +16,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
+from zeus_flows.core.rollout import in_force
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
@@ -94,7 +95,7 @@ class LocalSteps:
         reached("after-ask")
         question = Question(recurrence, *history.state.newest_model)
         try:
-            check = self._gate.check(question, self.job.mode)
+            check = self._gate.check(question, in_force(self.job, recurrence).mode)
         except BaseException as order:  # to stop: the gate's run must not look as if it went on
             with suppress(StoreError):
                 self.ledger.gated(check_id, self._gate.broken(question, order))
@@ -159,7 +160,7 @@ class LocalSteps:
 
         try:
             observation = self.trainer.train(
-                self.job,
+                in_force(self.job, attempt.decision.recurrence),
                 attempt.decision,
                 attempt.profile,
                 report,
@@ -181,9 +182,10 @@ class LocalSteps:
 
     def _with_what_was_tried(self, observation: Observation) -> Observation:
         """Let an observer's report name the batch sizes that were tried before, with their doubt."""
-        if self.job.mode is not Mode.OBSERVE:
+        job = in_force(self.job, observation.recurrence)
+        if job.mode is not Mode.OBSERVE:
             return observation
-        tried = tried_batch_sizes(self.job, policy.advance(self.job, self._decided_on, observation))
+        tried = tried_batch_sizes(job, policy.advance(self.job, self._decided_on, observation))
         return replace(observation, detail="; ".join((observation.detail, *(t.sentence for t in tried))))
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:

@@ -24,6 +24,7 @@ from zeus_flows.core.policy.registry import policy_of, settings_of
 from zeus_flows.core.policy.state import State, believable, count, lesson, measured
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Asked, Decision, Gap, Observation, decision_seed
+from zeus_flows.core.rollout import in_force, why_in_force
 
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
@@ -85,6 +86,7 @@ def saved(job: Job, state: State) -> savings.Savings:
 
 def decide(job: Job, state: State, ask: Ask) -> Decision:
     """Return what to run next and why. The same history and ask give the same decision in any process."""
+    job = in_force(job, ask.recurrence)
     choice = _choose(job, state, ask)
     return Decision(
         recurrence=ask.recurrence,
@@ -109,6 +111,7 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
             folded=state.observations,
             newest=state.order,
             under_way=ask.under_way,
+            mode_why=job.mode_why,
         ),
     )
 
@@ -153,7 +156,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
         return Choice(default, Reason(ReasonKind.CONTROL, text), tune_power=False, control=True)
     if job.mode is not Mode.FULL:
         fits = "" if default == job.default_batch_size else f", as {job.default_batch_size} does not fit"
-        text = f"the job's mode is {job.mode}: the batch size stays {default}{fits}"
+        text = f"the mode is {job.mode}, {why_in_force(job)}: the batch size stays {default}{fits}"
         return Choice(default, Reason(ReasonKind.MODE, text))
     if len(arms) == 1:
         text = f"{default} is the only batch size that can run"

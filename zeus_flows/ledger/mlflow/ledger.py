@@ -212,6 +212,8 @@ class MlflowLedger:
         self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
         tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
+        if observation.foreign_limit_w is not None:
+            tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
         self.store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
         self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
@@ -358,7 +360,7 @@ class MlflowLedger:
             names.ATTEMPT: str(decision.attempt),
             **self._windows.tags(),
             names.POLICY: decision.policy,
-            names.MODE: self._job.mode.value,
+            names.MODE: (decision.mode or self._job.mode).value,
             names.REASON: decision.reason.text,
             names.EXPLORES: str(decision.explores).lower(),
             names.DEGRADED: str(decision.degraded).lower(),
