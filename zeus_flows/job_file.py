@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
 
@@ -295,6 +296,7 @@ class JobFile(Section):
     max_attempts: int = Field(default=4, ge=1, le=1_000)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
+    ready_by: str | None = None
     control: int | None = Field(default=None, ge=2, le=10**9)
     host_power_w: Annotated[float, Field(ge=0)] | Literal["measured"] = 0.0
     prior: Prior | None = None
@@ -330,6 +332,13 @@ class JobFile(Section):
     @classmethod
     def _device_is_known(cls, value: str) -> str:
         return one_of(value, DEVICES)
+
+    @field_validator("ready_by", mode="before")
+    @classmethod
+    def _time_is_in_a_zone(cls, value: Any) -> Any:
+        if isinstance(value, int):  # YAML 1.1 reads a bare 06:00 as a number of base 60
+            raise ValueError("must be quoted, with its time zone, such as '06:00 Europe/Berlin'")
+        return str(read_ready_by(value)) if isinstance(value, str) else value
 
     @field_validator("policy")
     @classmethod
@@ -434,6 +443,7 @@ class JobFile(Section):
             prior=None if prior is None else (prior.mean_j, prior.standard_deviation_j**2),
             exploration_budget=self.exploration_budget,
             deadline_s=self.deadline_seconds,
+            ready_by=None if self.ready_by is None else read_ready_by(self.ready_by),
             fingerprint=self.fingerprint,
             drift=self.drift,
             translate=self.translate_gpus,

@@ -15,7 +15,7 @@ from zeus_flows.errors import ConfigError
 
 if TYPE_CHECKING:
     from zeus_flows.job_file import SimulatedGpu
-    from zeus_flows.orchestration.deployments import Change
+    from zeus_flows.orchestration.deployments import DeploymentChange
     from zeus_flows.orchestration.pools import PoolChange
 
 _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
@@ -72,7 +72,7 @@ def deploy_command(
     quiet_libraries()
     from zeus_flows.orchestration import deployments, pools
 
-    asked = deployments.Asked(cron, timezone, pool, paused, grace_period)
+    asked = deployments.DeploymentWishes(cron, timezone, pool, paused, grace_period)
     deployables = _deployables(files)
     with deployments.prefect_api() as client:
         changes = [deployments.plan(client, deployable, asked) for deployable in deployables]
@@ -120,7 +120,7 @@ def _check_schedule(cron: str | None, timezone: str) -> None:
         raise ConfigError(f'{flag}: {what}; such as --cron "0 2 * * *" --timezone UTC, every night at two') from None
 
 
-def _show(changes: Sequence[Change], about_pools: Sequence[PoolChange], api: str) -> None:
+def _show(changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange], api: str) -> None:
     from zeus_flows.orchestration.deployments import shown
     from zeus_flows.reporting.links import without_secrets
 
@@ -144,7 +144,7 @@ def _show(changes: Sequence[Change], about_pools: Sequence[PoolChange], api: str
             click.echo(f"{'':<13}{name}: {shown(name, before)} -> {shown(name, after)}")
 
 
-def _closing(changes: Sequence[Change], wanted_pools: Sequence[str], dry_run: bool) -> str:
+def _closing(changes: Sequence[DeploymentChange], wanted_pools: Sequence[str], dry_run: bool) -> str:
     if dry_run:
         return "nothing was changed: this was a dry run"
     counts = {kind: sum(change.kind == kind for change in changes) for kind in ("create", "update", "unchanged")}
@@ -153,7 +153,9 @@ def _closing(changes: Sequence[Change], wanted_pools: Sequence[str], dry_run: bo
     return f"{done}\n{workers}"
 
 
-def _document(changes: Sequence[Change], about_pools: Sequence[PoolChange], *, applied: bool) -> dict[str, Any]:
+def _document(
+    changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange], *, applied: bool
+) -> dict[str, Any]:
     return {
         "applied": applied,
         "pools": [

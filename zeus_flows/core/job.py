@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zeus_flows.core.ready_by import ReadyBy
 from zeus_flows.errors import ConfigError
 
 
@@ -73,6 +74,7 @@ class Job:
         prior: Mean and variance in joules of every arm's cost (Algorithm 2), or None for a flat prior.
         exploration_budget: Share by which cumulative cost may exceed the estimated default's; None: no bound.
         deadline_s: Seconds within which a recurrence must finish; None: no bound.
+        ready_by: The time of day by which it must have finished; None: no bound.
         fingerprint: Hash of what makes observations comparable.
         translate: Whether epoch costs measured on other GPU models guide the choice on one that lacks them (section 7).
         drift: What is done about epochs that change over time.
@@ -106,6 +108,7 @@ class Job:
     window_of: WindowOf = WindowOf.ARM
     mode_why: str = ""
     rollout: Rollout | None = None
+    ready_by: ReadyBy | None = None
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:

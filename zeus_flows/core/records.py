@@ -67,6 +67,7 @@ class Ask:
         power_limits_w: Limits the GPU offers, per GPU; only `grid` wants them.
         out_of_memory: Those of `tried` that did not fit the GPU.
         under_way: Recurrences that had begun and not ended, this one left out.
+        seconds_left: Until the model must be ready, by the clock of whoever asks; None where the job has no such time.
     """
 
     recurrence: int
@@ -79,6 +80,7 @@ class Ask:
     power_limits_w: tuple[float, ...] = ()
     out_of_memory: tuple[int, ...] = ()
     under_way: tuple[int, ...] = ()
+    seconds_left: float | None = None
 
 
 #: Version of the records as they are stored. Older ones are read for ever.
@@ -100,6 +102,7 @@ class Asked:
         newest: (recurrence, attempt) of the newest of them.
         under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
         mode_why: Whose word the decision's mode is; empty where it is the job file's own.
+        seconds_left: Until the model had to be ready; None where the job has no such time.
     """
 
     gpu: Gpu | None = None
@@ -112,6 +115,7 @@ class Asked:
     newest: tuple[int, int] = (0, 0)
     under_way: tuple[int, ...] = ()
     mode_why: str = ""
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _DIGITS: Final = 12  # of a digest, where people read it
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeploymentWishes:
     """What was asked of all deployments; None: as it is.
 
     Attributes:
@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DeploymentChange:
     """What is to be done about a deployment.
 
     Attributes:
@@ -113,17 +113,17 @@ def prefect_api() -> Iterator[SyncPrefectClient]:
         ) from None
 
 
-def plan(client: SyncPrefectClient, deployable: Deployable, asked: Asked) -> Change:
+def plan(client: SyncPrefectClient, deployable: Deployable, asked: DeploymentWishes) -> DeploymentChange:
     """Return what is to be done so that a file's deployment is as it says."""
     try:
         found = client.read_deployment_by_name(deployable.full_name)
     except ObjectNotFound:
-        return Change(deployable, _wanted(deployable, asked, {}))
+        return DeploymentChange(deployable, _wanted(deployable, asked, {}))
     before = _as_found(found)
-    return Change(deployable, _wanted(deployable, asked, before), before, found.id)
+    return DeploymentChange(deployable, _wanted(deployable, asked, before), before, found.id)
 
 
-def apply(client: SyncPrefectClient, change: Change) -> UUID:
+def apply(client: SyncPrefectClient, change: DeploymentChange) -> UUID:
     """Make a deployment what it should be; return its id. One that is so already is left alone."""
     if change.there is not None and change.kind == "unchanged":
         return change.there
@@ -151,7 +151,7 @@ def apply(client: SyncPrefectClient, change: Change) -> UUID:
     )
 
 
-def _wanted(deployable: Deployable, asked: Asked, before: Mapping[str, Any]) -> dict[str, Any]:
+def _wanted(deployable: Deployable, asked: DeploymentWishes, before: Mapping[str, Any]) -> dict[str, Any]:
     cron = None if asked.cron is None else {"cron": asked.cron, "timezone": asked.timezone, "day_or": True}
     flow: Flow[..., Any] = getattr(deployed, deployable.flow)
     return {

@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
+from zeus_flows.core.drift_windows import Boundary, Cause, boundary
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job, Mode
@@ -46,6 +47,7 @@ class LocalSteps:
         context: Tags for the attempts' runs, such as links to the flow run.
         gate: The job's drift gate; None: every recurrence trains, as in a job that is off.
         learning_rate: Returns the learning rate of a batch size, to be written with the decision.
+        seconds_left: Reads the clock: how long until the model must be ready; None where the job has no such time.
     """
 
     def __init__(
@@ -56,9 +58,10 @@ class LocalSteps:
         context: Mapping[str, str] | None = None,
         gate: DriftGate | None = None,
         learning_rate: Callable[[int], float] | None = None,
+        seconds_left: Callable[[], float] | None = None,
     ) -> None:
-        self._learning_rate = learning_rate
-        self._decided_on = policy.initial(job)
+        self._learning_rate, self._seconds_left = learning_rate, seconds_left
+        self._decided_on = self._began_on = policy.initial(job)
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {names.GPU: trainer.gpu.key} | dict(context or {})
         self._gate = None if job.mode is Mode.OFF else gate
@@ -125,6 +128,7 @@ class LocalSteps:
                 power_limits_w=self.trainer.power_limits_w,
                 out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
                 under_way=tuple([r for r in history.under_way if r != recurrence]),
+                seconds_left=None if self._seconds_left is None else round(self._seconds_left(), 1),
             ),
         )
         if history.degraded:
@@ -137,6 +141,8 @@ class LocalSteps:
         reached("after-decided")
         state, gpu = history.state, self.trainer.gpu
         self._decided_on = state
+        if not earlier:
+            self._began_on = state
         overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
         return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
 
@@ -191,6 +197,14 @@ class LocalSteps:
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write how it went."""
         self.ledger.observed(attempt.id, observation)
+
+    def drift(self, observations: tuple[Observation, ...]) -> Boundary | None:
+        """Return the drift that a recurrence's observations show, by what was known when it began; None: none."""
+        after = self._began_on
+        for observation in observations:
+            after = policy.advance(self.job, after, observation)
+        found = boundary(self.job, self._began_on, after, observations, recurrences=0) if observations else None
+        return found if found is not None and found.kind is Cause.DRIFT else None
 
     def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
         """Write the recurrence's end and its point of the series."""

@@ -20,6 +20,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.policy import bounds
 from zeus_flows.core.policy.base import Choice, View
 from zeus_flows.core.policy.costs import arm_costs
+from zeus_flows.core.policy.punctual import in_time
 from zeus_flows.core.policy.registry import policy_of, settings_of
 from zeus_flows.core.policy.state import State, believable, count, lesson, measured
 from zeus_flows.core.reasons import Reason, ReasonKind
@@ -87,7 +88,8 @@ def saved(job: Job, state: State) -> savings.Savings:
 def decide(job: Job, state: State, ask: Ask) -> Decision:
     """Return what to run next and why. The same history and ask give the same decision in any process."""
     job = in_force(job, ask.recurrence)
-    choice = _choose(job, state, ask)
+    arms = _feasible(job, state, ask)
+    choice = in_time(job, state, ask, arms, _choose(job, state, ask, arms))
     return Decision(
         recurrence=ask.recurrence,
         attempt=ask.attempt,
@@ -112,6 +114,7 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
             newest=state.order,
             under_way=ask.under_way,
             mode_why=job.mode_why,
+            seconds_left=ask.seconds_left,
         ),
     )
 
@@ -146,8 +149,7 @@ def _accounted(job: Job, before: State, after: State, observation: Observation) 
     return replace(after, account=account)
 
 
-def _choose(job: Job, state: State, ask: Ask) -> Choice:
-    arms = _feasible(job, state, ask)
+def _choose(job: Job, state: State, ask: Ask, arms: tuple[int, ...]) -> Choice:
     default = job.default_batch_size
     if default not in arms:
         default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
@@ -167,8 +169,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
     if not choice.explores:
         return choice
     exploring = [f for f in ask.in_flight if choice.alone and f.explores and f.recurrence != ask.recurrence]
-    bounded = job.policy != "zeus-paper" and (job.exploration_budget is not None or job.deadline_s is not None)
-    if not exploring and not bounded:
+    if not exploring and not bounds.apply(job, ask):
         return choice
     safe = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=False))
     if exploring:

@@ -34,6 +34,7 @@ from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
+from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
@@ -364,6 +365,7 @@ class MlflowLedger:
             names.REASON: decision.reason.text,
             names.EXPLORES: str(decision.explores).lower(),
             names.DEGRADED: str(decision.degraded).lower(),
+            **({names.LATE: "true"} if decision.reason.kind is ReasonKind.LATE else {}),
             **{name: value for name, value in _said(context).items() if name not in _PARAMS},
         }
 
