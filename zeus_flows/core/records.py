@@ -67,6 +67,7 @@ class Ask:
         power_limits_w: Limits the GPU offers, per GPU; only `grid` wants them.
         out_of_memory: Those of `tried` that did not fit the GPU.
         under_way: Recurrences that had begun and not ended, this one left out.
+        seconds_left: Until the model must be ready, by the clock of whoever asks; None where the job has no such time.
     """
 
     recurrence: int
@@ -79,6 +80,7 @@ class Ask:
     power_limits_w: tuple[float, ...] = ()
     out_of_memory: tuple[int, ...] = ()
     under_way: tuple[int, ...] = ()
+    seconds_left: float | None = None
 
 
 #: Version of the records as they are stored. Older ones are read for ever.
@@ -99,6 +101,8 @@ class Asked:
         folded: How many observations the history had.
         newest: (recurrence, attempt) of the newest of them.
         under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
+        mode_why: Whose word the decision's mode is; empty where it is the job file's own.
+        seconds_left: Until the model had to be ready; None where the job has no such time.
     """
 
     gpu: Gpu | None = None
@@ -110,6 +114,8 @@ class Asked:
     folded: int = 0
     newest: tuple[int, int] = (0, 0)
     under_way: tuple[int, ...] = ()
+    mode_why: str = ""
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +180,8 @@ class Observation:
         mode: How much the job might change; None in records of schema 1.
         knob: What was tuned; `power_limit_w` is its setting.
         limit_before_w: The limit that was there before, per GPU; None where it is not known.
+        foreign_limit_w: The limit that somebody else set meanwhile; then `energy_j` and `time_s` were spent, and are
+            not those of `power_limit_w`. None where nobody did.
         control: The default ran, to be compared with.
         curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
         schema: Version of the record.
@@ -205,6 +213,7 @@ class Observation:
     mode: Mode | None = None
     knob: Knob = Knob.POWER_LIMIT
     limit_before_w: float | None = None
+    foreign_limit_w: float | None = None
     control: bool = False
     curve: tuple[tuple[int, float], ...] = ()
     schema: int = SCHEMA

@@ -19,6 +19,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
+from zeus_flows.core.rollout import in_force
 from zeus_flows.killpoints import reached
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,7 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     do not count: smaller ones follow, while there are any.
     """
     number = steps.begin()
+    job = in_force(job, number)
     reached("after-begin")
     attempts: list[Attempt] = []
     observations: list[Observation] = []
