@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import NoReturn, Protocol
 
 from zeus_flows.core import policy
@@ -118,8 +119,9 @@ class LocalSteps:
                 in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
                 tried=tuple([observation.batch_size for observation in earlier]),
                 power_limits_w=self.trainer.power_limits_w,
-                out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
+                out_of_memory=tuple([o.micro for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
                 under_way=tuple([r for r in history.under_way if r != recurrence]),
+                ran_out=len(list(takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier)))),
             ),
         )
         if history.degraded:
@@ -133,7 +135,7 @@ class LocalSteps:
         state, gpu = history.state, self.trainer.gpu
         self._decided_on = state
         overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
-        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
+        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu, decision.micro), overheads)
 
     def train(self, attempt: Attempt) -> Observation:
         """Train the attempt. One that breaks is observed as failed before its exception goes on."""

@@ -94,6 +94,7 @@ class AttemptResult:
             limit_before_w=tuner.before_w if has_limits else None,
             control=task.decision.control,
             curve=self.curve.points,
+            micro_batch_size=task.decision.micro_batch_size,
         )
 
 
