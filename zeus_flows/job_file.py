@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from zeus_flows.core.job import Drift, Job, Mode, Selector, WindowOf
+from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
 
@@ -74,7 +75,7 @@ def a_pattern(text: str, *, groups: tuple[int, ...]) -> str:
     """
     try:
         found = re.compile(text).groups
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"is no regular expression: {error}") from None
     if found not in groups:
         raise ValueError(f"must have one group, around the number, such as 'val_acc=([0-9.]+)'; it has {found}")
@@ -85,7 +86,7 @@ class Target(Section):
     """When a model is good enough. Which way is better has no default: a guess would train the wrong model."""
 
     metric: str = Field(min_length=1, max_length=64)
-    value: float = Field(allow_inf_nan=False)
+    value: float
     better: Literal["higher", "lower"]
 
     def reached(self, value: float) -> bool:
@@ -101,8 +102,8 @@ class PowerLimitSection(Section):
     """How the power limit is chosen and profiled."""
 
     choose_by: Selector = Selector.COST
-    slowdown: float = Field(default=1.1, ge=1.0)
-    limits: Literal["all"] | list[Annotated[float, Field(gt=0)]] = "all"
+    slowdown: float = Field(default=1.1, ge=1.0, allow_inf_nan=True)  # .inf: however slow
+    limits: Literal["all"] | Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=1_000)] = "all"
     profile_all_limits: bool = False
     profile_seconds: float = Field(default=5.0, gt=0)
     warmup_seconds: float = Field(default=1.0, ge=0)
@@ -173,15 +174,15 @@ class TrainSection(Section):
 
     function: str | None = Field(default=None, pattern=FUNCTION_PATTERN)
     parameters: dict[str, Any] = Field(default_factory=dict)
-    retries: int = Field(default=2, ge=0)
+    retries: int = Field(default=2, ge=0, le=1_000)
     command: list[str] | None = Field(default=None, min_length=1)
     folder: str = "."
     environment: dict[str, str] = Field(default_factory=dict)
     metric: MetricSource | None = None
     progress: ProgressSource | None = None
-    samples_per_epoch: int | None = Field(default=None, ge=1)
+    samples_per_epoch: int | None = Field(default=None, ge=1, le=10**15)
     torchrun: bool = True
-    grace_seconds: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    grace_seconds: float = Field(default=10.0, ge=0)
 
     @field_validator("command", mode="before")
     @classmethod
@@ -245,6 +246,13 @@ class TrainSection(Section):
         return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
 
 
+class RolloutSection(Section):
+    """How the mode grows with a job's recurrences: so many only look, then so many keep the batch size."""
+
+    observe: int = Field(default=0, ge=0)
+    power: int = Field(default=0, ge=0)
+
+
 class GateSection(Section):
     """The drift gate: a function, as `module:function`, that evaluates the newest model on the new slice.
 
@@ -253,7 +261,7 @@ class GateSection(Section):
 
     function: str = Field(pattern=FUNCTION_PATTERN)
     parameters: dict[str, Any] = Field(default_factory=dict)
-    max_age: int | None = Field(default=None, ge=1)
+    max_age: int | None = Field(default=None, ge=1, le=10**9)
 
 
 class Simulation(Section):
@@ -284,29 +292,31 @@ class JobFile(Section):
     name: str
     version: str = "1"
     mode: Mode = Mode.FULL
+    rollout: RolloutSection | None = None
     device: str = "auto"
     shared_gpu: bool = False
     gpus: int | None = Field(default=None, ge=1, le=99)
     accumulate: bool = False
-    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    batch_sizes: list[Annotated[int, Field(gt=0, le=10**9)]] = Field(min_length=1, max_length=200)
     default_batch_size: int = Field(gt=0)
     target: Target
-    max_epochs: int = Field(gt=0)
+    max_epochs: int = Field(gt=0, le=10**9)
     stop_at_target: bool = True
     eta: float = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=2.0, gt=1)
-    window: int | None = Field(default=None, ge=2)
+    window: int | None = Field(default=None, ge=2, le=10**9)
     window_of: WindowOf = WindowOf.ARM
     drift: Drift = Drift.RESET
     policy: str = "thompson"
     translate_gpus: bool = True
-    max_attempts: int = Field(default=4, ge=1)
+    max_attempts: int = Field(default=4, ge=1, le=1_000)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
-    control: int | None = Field(default=None, ge=2)
-    host_power_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["measured"] = 0.0
+    ready_by: str | None = None
+    control: int | None = Field(default=None, ge=2, le=10**9)
+    host_power_w: Annotated[float, Field(ge=0)] | Literal["measured"] = 0.0
     prior: Prior | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     power_limit: PowerLimitSection = PowerLimitSection()
     optimizer: str = "adam"
     learning_rate: LearningRate = LearningRate()
@@ -338,6 +348,13 @@ class JobFile(Section):
     @classmethod
     def _device_is_known(cls, value: str) -> str:
         return one_of(value, DEVICES)
+
+    @field_validator("ready_by", mode="before")
+    @classmethod
+    def _time_is_in_a_zone(cls, value: Any) -> Any:
+        if isinstance(value, int):  # YAML 1.1 reads a bare 06:00 as a number of base 60
+            raise ValueError("must be quoted, with its time zone, such as '06:00 Europe/Berlin'")
+        return str(read_ready_by(value)) if isinstance(value, str) else value
 
     @field_validator("policy")
     @classmethod
@@ -431,7 +448,7 @@ class JobFile(Section):
                 as this file says.
         """
         source = energy_source or self.energy_source
-        prior = self.prior
+        prior, rollout = self.prior, self.rollout
         return Job(
             name=self.name,
             batch_sizes=tuple(self.batch_sizes),
@@ -445,11 +462,13 @@ class JobFile(Section):
             selector=self.power_limit.choose_by,
             slowdown=self.power_limit.slowdown,
             mode=self.mode,
+            rollout=None if rollout is None else Rollout(rollout.observe, rollout.power),
             max_attempts=self.max_attempts,
             seed=self.seed,
             prior=None if prior is None else (prior.mean_j, prior.standard_deviation_j**2),
             exploration_budget=self.exploration_budget,
             deadline_s=self.deadline_seconds,
+            ready_by=None if self.ready_by is None else read_ready_by(self.ready_by),
             fingerprint=self.fingerprint,
             drift=self.drift,
             translate=self.translate_gpus,

@@ -18,7 +18,7 @@ from tests.training.test_callbacks import job_of
 from zeus_flows import Session, ZeusDataLoader
 from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.reasons import ReasonKind
-from zeus_flows.core.records import Outcome
+from zeus_flows.core.records import Outcome, in_parts
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import JobFile, parse_job
 from zeus_flows.ledger.memory import MemoryLedger
@@ -103,6 +103,19 @@ def test_where_nothing_fits_the_recurrence_ends() -> None:
     (done,) = in_form("plain", 1, hungry=0)
     assert not done.converged
     assert [o.micro for _, o in done.attempts] == [64, 32, 16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize(("accumulate", "attempts"), [(True, ["64", "2 x 32"]), (False, ["64", "32"])])
+def test_while_mlflow_is_away_memory_that_runs_out_is_answered_alike(
+    monkeypatch: pytest.MonkeyPatch, attempts: list[str], *, accumulate: bool
+) -> None:
+    read = MemoryLedger.history
+    monkeypatch.setattr(MemoryLedger, "history", lambda ledger: replace(read(ledger), degraded=True))
+    file = job_of("plain", {"samples": 192, "hungry": 32}, accumulate=accumulate, **ARMS)
+    (done,) = recurrences(file, 1)
+    assert [in_parts(a.decision) for a, _ in done.attempts] == attempts
+    assert all(a.decision.degraded for a, _ in done.attempts)
+    assert done.converged
 
 
 def test_micro_batches_of_a_loader_are_counted_by_optimizer_steps(tmp_path: Path) -> None:

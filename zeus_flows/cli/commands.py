@@ -82,6 +82,7 @@ def init(path: Path, force: bool) -> None:
 @click.option("--simulate", type=_SIMULATED, help="Run on a simulated GPU, whatever the job file says.")
 @click.option("--seed", type=int, help="The job's seed, whatever the job file says.")
 @click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
+@click.option("--mode", type=click.Choice(["off", "observe", "power"]), help="Change less than the job file allows.")
 @click.option("--dry-run", is_flag=True, help="Show what the next recurrence would do; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def run(
@@ -90,14 +91,22 @@ def run(
     simulate: SimulatedGpu | None,
     seed: int | None,
     tracking_uri: str | None,
+    mode: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Run recurrences of the job that the file JOB describes, each as a Prefect flow run."""
     from zeus_flows.cli import running as local
+    from zeus_flows.core.job import Mode
 
     request = local.Request(
-        job, recurrences=recurrences, simulate=simulate, seed=seed, tracking_uri=tracking_uri, as_json=as_json
+        job,
+        recurrences=recurrences,
+        simulate=simulate,
+        seed=seed,
+        tracking_uri=tracking_uri,
+        mode=None if mode is None else Mode(mode),
+        as_json=as_json,
     )
     sys.exit(local.dry_run(request) if dry_run else local.run(request))
 

@@ -44,6 +44,7 @@ class ReasonKind(Word):
     SAMPLED = "sampled"  # drew the least cost
     IN_FLIGHT = "in-flight"  # the best known, while another recurrence explores
     HELD_BACK = "held-back"  # the best known, as budget or deadline leave no room to explore
+    LATE = "late"  # the fastest known, as the model would not be ready in time
     CONTROL = "control"  # the default, to be compared with
     MODE = "mode"  # the default, as the job's mode has it
     BASELINE = "baseline"  # the default, as the policy has it

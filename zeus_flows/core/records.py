@@ -68,6 +68,7 @@ class Ask:
         out_of_memory: What of `tried` did not fit the GPU: batch sizes, or micro-batches where it was one.
         under_way: Recurrences that had begun and not ended, this one left out.
         ran_out: How many attempts right before this one ran out of memory.
+        seconds_left: Until the model must be ready, by the clock of whoever asks; None where the job has no such time.
     """
 
     recurrence: int
@@ -81,6 +82,7 @@ class Ask:
     out_of_memory: tuple[int, ...] = ()
     under_way: tuple[int, ...] = ()
     ran_out: int = 0
+    seconds_left: float | None = None
 
 
 #: Version of the records as they are stored. Older ones are read for ever.
@@ -102,6 +104,8 @@ class Asked:
         newest: (recurrence, attempt) of the newest of them.
         under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
         ran_out: How many attempts right before this one ran out of memory.
+        mode_why: Whose word the decision's mode is; empty where it is the job file's own.
+        seconds_left: Until the model had to be ready; None where the job has no such time.
     """
 
     gpu: Gpu | None = None
@@ -114,6 +118,8 @@ class Asked:
     newest: tuple[int, int] = (0, 0)
     under_way: tuple[int, ...] = ()
     ran_out: int = 0
+    mode_why: str = ""
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,8 @@ class Observation:
         mode: How much the job might change; None in records of schema 1.
         knob: What was tuned; `power_limit_w` is its setting.
         limit_before_w: The limit that was there before, per GPU; None where it is not known.
+        foreign_limit_w: The limit that somebody else set meanwhile; then `energy_j` and `time_s` were spent, and are
+            not those of `power_limit_w`. None where nobody did.
         control: The default ran, to be compared with.
         curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
         schema: Version of the record.
@@ -218,6 +226,7 @@ class Observation:
     mode: Mode | None = None
     knob: Knob = Knob.POWER_LIMIT
     limit_before_w: float | None = None
+    foreign_limit_w: float | None = None
     control: bool = False
     curve: tuple[tuple[int, float], ...] = ()
     schema: int = SCHEMA

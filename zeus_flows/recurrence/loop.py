@@ -20,6 +20,7 @@ from zeus_flows.core.micro_batch import least
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
+from zeus_flows.core.rollout import in_force
 from zeus_flows.killpoints import reached
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     there are any.
     """
     number = steps.begin()
+    job = in_force(job, number)
     reached("after-begin")
     attempts: list[Attempt] = []
     observations: list[Observation] = []

@@ -132,7 +132,8 @@ class PowerProfiler:
 
     def begin(self) -> None:
         """Go on with the limit that is under way: an epoch's steps begin."""
-        self._open()
+        if self.active and self._limit_is_ours():
+            self._open()
 
     def ran(self, samples: int) -> bool:
         """Count a step; close a warm-up or a span that is long enough. Return whether that ended the profiling."""
@@ -189,7 +190,7 @@ class PowerProfiler:
         if self._limit_w is None or self.broken:
             return
         try:
-            if self._gpus.power.limit_w() != self._limit_w:
+            if self._gpus.power.last_limit_w != self._limit_w:
                 self._gpus.power.set_limit_w(self._limit_w)
             self._mark = self._gpus.mark()
             self._pending, self._not_before_s = 0, 0.0
@@ -197,6 +198,19 @@ class PowerProfiler:
             raise
         except DeviceError as error:
             self.broken = str(error)
+
+    def _limit_is_ours(self) -> bool:
+        """Whether the limit is as we left it, and the span that ends here one of our limit; else profiling is over."""
+        try:
+            self._gpus.power.limit_w()
+        except DeviceLost:
+            raise
+        except DeviceError as error:
+            self.broken = str(error)
+            return False
+        if self._gpus.power.foreign_w is not None:
+            self.broken = self._gpus.power.why_not
+        return not self.broken
 
     def _close(self) -> None:
         """Book the time since the mark; move on to the next limit when this one has enough."""
@@ -206,6 +220,7 @@ class PowerProfiler:
         self.time_s += span.time_s
         if not span.complete:
             self.broken = "a power reading failed"
+        if self.broken or not self._limit_is_ours():
             return
         if span.time_s > 0:
             self._rate = max(self._rate, self._pending / span.time_s)

@@ -371,6 +371,8 @@ class Session:
             TrainingError: the train function never trained, or never reported a metric.
         """
         self.close()
+        if self._result.ended is None:
+            self._tuner.look(after_s=0.0)
         loop = self._loop
         if not loop.begun or (loop.epoch == 0 and self._result.outcome is None):
             raise TrainingError("the train function never looped over session.epochs()")
@@ -437,6 +439,7 @@ class Session:
         """Whether there is another epoch to train; closes the books if not."""
         if self._result.outcome is None and not self._must_stop():
             return True
+        self._tuner.look(after_s=0.0)
         self._result.ended = self._progress()
         return False
 

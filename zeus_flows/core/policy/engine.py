@@ -21,10 +21,12 @@ from zeus_flows.core.micro_batch import least, micro_batch
 from zeus_flows.core.policy import bounds
 from zeus_flows.core.policy.base import Choice, View
 from zeus_flows.core.policy.costs import arm_costs
+from zeus_flows.core.policy.punctual import in_time
 from zeus_flows.core.policy.registry import policy_of, settings_of
 from zeus_flows.core.policy.state import State, believable, count, lesson, measured
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Asked, Decision, Gap, Observation, decision_seed
+from zeus_flows.core.rollout import in_force, why_in_force
 
 _TUNING = (Mode.FULL, Mode.POWER)  # modes that may set power limits
 
@@ -86,8 +88,10 @@ def saved(job: Job, state: State) -> savings.Savings:
 
 def decide(job: Job, state: State, ask: Ask) -> Decision:
     """Return what to run next and why. The same history and ask give the same decision in any process."""
+    job = in_force(job, ask.recurrence)
     first = _as_first_asked(job, ask)
-    choice = _choose(job, state, first)
+    arms = _feasible(job, state, first)
+    choice = in_time(job, state, first, arms, _choose(job, state, first, arms))
     micro = _micro(job, state, ask, choice.batch_size)
     return Decision(
         recurrence=ask.recurrence,
@@ -113,6 +117,8 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
             newest=state.order,
             under_way=ask.under_way,
             ran_out=ask.ran_out,
+            mode_why=job.mode_why,
+            seconds_left=ask.seconds_left,
         ),
         micro_batch_size=micro,
     )
@@ -148,8 +154,7 @@ def _accounted(job: Job, before: State, after: State, observation: Observation) 
     return replace(after, account=account)
 
 
-def _choose(job: Job, state: State, ask: Ask) -> Choice:
-    arms = _feasible(job, state, ask)
+def _choose(job: Job, state: State, ask: Ask, arms: tuple[int, ...]) -> Choice:
     default = job.default_batch_size
     if default not in arms:
         default = min(arms, key=lambda b: (abs(math.log2(b / job.default_batch_size)), b))
@@ -158,7 +163,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
         return Choice(default, Reason(ReasonKind.CONTROL, text), tune_power=False, control=True)
     if job.mode is not Mode.FULL:
         fits = "" if default == job.default_batch_size else f", as {job.default_batch_size} does not fit"
-        text = f"the job's mode is {job.mode}: the batch size stays {default}{fits}"
+        text = f"the mode is {job.mode}, {why_in_force(job)}: the batch size stays {default}{fits}"
         return Choice(default, Reason(ReasonKind.MODE, text))
     if len(arms) == 1:
         text = f"{default} is the only batch size that can run"
@@ -169,8 +174,7 @@ def _choose(job: Job, state: State, ask: Ask) -> Choice:
     if not choice.explores:
         return choice
     exploring = [f for f in ask.in_flight if choice.alone and f.explores and f.recurrence != ask.recurrence]
-    bounded = job.policy != "zeus-paper" and (job.exploration_budget is not None or job.deadline_s is not None)
-    if not exploring and not bounded:
+    if not exploring and not bounds.apply(job, ask):
         return choice
     safe = policy_of(job).choose(job, state.belief, _view(job, state, ask, arms, default, may_explore=False))
     if exploring:

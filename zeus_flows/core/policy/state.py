@@ -296,7 +296,10 @@ def believable(observation: Observation) -> bool:
 
 
 def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]:
-    """Return the fields of the state that a believable observation changes."""
+    """Return the fields of the state that a believable observation changes.
+
+    Where somebody else set the power limit, only what was profiled before that counts.
+    """
     gpu, gpu_key = observation.gpu, observation.gpu.key
     key = (observation.batch_size, gpu_key)
     fields: dict[str, Any] = {"gpu": gpu, "samples_per_epoch": observation.samples_per_epoch}
@@ -309,7 +312,7 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
     if observation.parts is not None:
         fields |= _beside(job, state, observation)
     known = observation.batch_size in fields.get("sample_costs", state.sample_costs).get(gpu_key, _NOTHING)
-    if not known and observation.epochs > 0:
+    if not known and observation.epochs > 0 and observation.foreign_limit_w is None:
         rate = state.rates.get(key, Rate())
         if rate.micro_batch_size != observation.micro_batch_size:
             rate = Rate()
@@ -338,6 +341,7 @@ def _beside(job: Job, state: State, observation: Observation) -> dict[str, Any]:
         host = Part(1, observation.host_energy_j, observation.time_s)
         fields["host"] = state.host.times(KEPT) + host
     ended = observation.outcome not in (Outcome.FAILED, Outcome.OUT_OF_MEMORY)
+    ended = ended and observation.foreign_limit_w is None
     if ended and observation.parts is not None and observation.parts.rest.count:
         known = state.overheads.get(key, NOTHING).add(observation.parts)
         fields["overheads"] = {**state.overheads, key: known}
@@ -389,7 +393,9 @@ def lesson(job: Job, sample_costs: Mapping[str, Mapping[int, float]], observatio
     """Return what a believable observation teaches about its arm, or None where it must not teach.
 
     A failure is nobody's fault; an unmeasured run and one that ran out of memory say nothing about cost; an arm
-    that left the job's list is of no interest. An attempt that diverged never would have reached the target.
+    that left the job's list is of no interest. An attempt that diverged never would have reached the target. One
+    during which somebody else set the power limit teaches its epochs: they do not depend on it, and cost what the
+    profile says.
 
     Args:
         job: Whose objective counts.
@@ -403,9 +409,13 @@ def lesson(job: Job, sample_costs: Mapping[str, Mapping[int, float]], observatio
     if converged and not observation.epochs:
         return None
     profiled = observation.profiling_time_s > 0
-    per_sample = sample_costs.get(gpu.key, _NOTHING).get(batch_size) if profiled else None
+    per_sample = sample_costs.get(gpu.key, _NOTHING).get(batch_size)
     cost_j, epoch_cost_j, beside_j = observed_cost(job, observation), None, 0.0
-    if per_sample is not None:
+    if observation.foreign_limit_w is not None:
+        if per_sample is None:
+            return None
+        cost_j = observation.epochs * per_sample * observation.samples_per_epoch
+    if profiled and per_sample is not None:
         epoch_cost_j = per_sample * observation.samples_per_epoch
         if observation.parts is not None and observation.profile is not None and observation.profile.measurements:
             beside_j, epoch_cost_j = _beside_cost(job, observation, observation.profile)
