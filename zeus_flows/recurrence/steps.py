@@ -71,6 +71,10 @@ class LocalSteps:
         """Take the next recurrence number."""
         return self.ledger.begin()
 
+    def note(self, tags: Mapping[str, str]) -> None:
+        """Take tags for the runs of the attempts to come, beside those there are."""
+        self._context |= dict(tags)
+
     @property
     def has_gate(self) -> bool:
         """Whether a drift gate may be asked."""
