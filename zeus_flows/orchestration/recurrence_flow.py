@@ -50,7 +50,15 @@ def recurrence(
         RecurrenceFailed: no attempt converged; the flow run fails, so that a schedule's owner hears of it.
     """
     stated = load_job(Path(job_file)).overridden(simulate=simulate, seed=seed)
-    done = run_one(stated, tracking_uri=tracking_uri, mode=mode)
+    return ended(run_one(stated, tracking_uri=tracking_uri, mode=mode))
+
+
+def ended(done: Recurrence) -> Recurrence:
+    """Return what a flow returns for a recurrence; one that the drift gate skipped is a state of that name.
+
+    Raises:
+        RecurrenceFailed: no attempt converged.
+    """
     if not done.converged:
         raise RecurrenceFailed(done)
     if done.skipped and done.check is not None:  # Prefect keeps the state, and gives the caller what it holds

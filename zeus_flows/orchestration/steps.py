@@ -20,7 +20,9 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.orchestration.events import Happening, tell, tell_decision, tell_observation
+from zeus_flows.orchestration.prefect_runs import rename_flow_run
 from zeus_flows.recurrence.loop import Attempt
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
@@ -114,8 +116,12 @@ class PrefectSteps:
         self._key = re.sub(r"[^a-z0-9]+", "-", local.job.name.lower()).strip("-")
 
     def begin(self) -> int:
-        """Take the next recurrence number."""
-        return self._local.begin()
+        """Take the next recurrence number, and name the flow run after it."""
+        number = self._local.begin()
+        name = f"{self._local.job.name} #{number}"
+        if rename_flow_run(name):
+            self._local.note({names.PREFECT_FLOW_RUN_NAME: name})
+        return number
 
     def gate(self, recurrence: int) -> GateCheck | None:
         """Ask the drift gate in a task, where the job has one; show what it found."""

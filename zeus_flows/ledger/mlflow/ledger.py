@@ -35,7 +35,7 @@ from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ReasonKind
-from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
+from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
@@ -157,13 +157,15 @@ class MlflowLedger:
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self.layout.mark}",
+            name=f"{decision.recurrence}.{decision.attempt} · batch size {in_parts(decision)}{self.layout.mark}",
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
         self._attempts.started(start_ms)
         reached("after-create-run")
         params = {names.BATCH_SIZE: str(decision.batch_size), names.SEED: str(decision.seed), names.DECISION: text}
+        if decision.micro_batch_size is not None:
+            params[names.MICRO_BATCH_SIZE] = str(decision.micro_batch_size)
         params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
         self.store.log(run_id, params=params)
         reached("after-log-decision")
