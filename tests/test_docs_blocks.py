@@ -103,6 +103,7 @@ def stand_ins(folder: Path) -> dict[str, Any]:
         "load": load,
         "rows": lambda recurrence: recurrence,
         "learn": lambda *_: None,
+        "loss": lambda model, batch: model(batch[0]).mean(),
         "evaluate": lambda *_: next(found),
         "publish": lambda model: (folder / "published").touch(),
     }
