@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
 
@@ -26,6 +27,7 @@ DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GP
 
 #: What a command's words may have in braces.
 PLACEHOLDERS = (
+    "accumulation_steps",
     "attempt",
     "batch_size",
     "batch_size_per_gpu",
@@ -33,6 +35,8 @@ PLACEHOLDERS = (
     "gpus",
     "learning_rate",
     "max_epochs",
+    "micro_batch_size",
+    "micro_batch_size_per_gpu",
     "recurrence",
     "seed",
     "target",
@@ -226,8 +230,20 @@ class TrainSection(Section):
     @property
     def uses_batch_size(self) -> bool:
         """Whether the batch size reaches the training."""
+        return self.command is None or bool(self._names & {"batch_size", "batch_size_per_gpu"}) or self.accumulates
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a batch that is taken in parts reaches the training; a function has to ask for it."""
+        micro = {"micro_batch_size", "micro_batch_size_per_gpu"}
+        told = ({"batch_size", "batch_size_per_gpu"}, micro, {"accumulation_steps"})
+        return self.command is None or sum(bool(self._names & names) for names in told) >= 2
+
+    @property
+    def _names(self) -> set[str]:
+        """The names in braces that a command has."""
         texts = (*(self.command or ()), *self.environment.values())
-        return self.command is None or any("{batch_size" in text for text in texts)
+        return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
 
 
 class RolloutSection(Section):
@@ -280,6 +296,7 @@ class JobFile(Section):
     device: str = "auto"
     shared_gpu: bool = False
     gpus: int | None = Field(default=None, ge=1, le=99)
+    accumulate: bool = False
     batch_sizes: list[Annotated[int, Field(gt=0, le=10**9)]] = Field(min_length=1, max_length=200)
     default_batch_size: int = Field(gt=0)
     target: Target
@@ -295,6 +312,7 @@ class JobFile(Section):
     max_attempts: int = Field(default=4, ge=1, le=1_000)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
+    ready_by: str | None = None
     control: int | None = Field(default=None, ge=2, le=10**9)
     host_power_w: Annotated[float, Field(ge=0)] | Literal["measured"] = 0.0
     prior: Prior | None = None
@@ -331,6 +349,13 @@ class JobFile(Section):
     def _device_is_known(cls, value: str) -> str:
         return one_of(value, DEVICES)
 
+    @field_validator("ready_by", mode="before")
+    @classmethod
+    def _time_is_in_a_zone(cls, value: Any) -> Any:
+        if isinstance(value, int):  # YAML 1.1 reads a bare 06:00 as a number of base 60
+            raise ValueError("must be quoted, with its time zone, such as '06:00 Europe/Berlin'")
+        return str(read_ready_by(value)) if isinstance(value, str) else value
+
     @field_validator("policy")
     @classmethod
     def _policy_is_known(cls, value: str) -> str:
@@ -364,6 +389,15 @@ class JobFile(Section):
             raise ValueError(
                 "train.command has no {batch_size}, so that every batch size would train alike; "
                 "put it where the script takes its batch size, or set mode: power"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_reach_the_training(self) -> JobFile:
+        if self.accumulate and not self.train.accumulates:
+            raise ValueError(
+                "accumulate needs a command that takes micro-batches: put {micro_batch_size} where the script takes "
+                "what it loads at once, and {accumulation_steps} where it takes after how many of them it steps"
             )
         return self
 
@@ -434,12 +468,14 @@ class JobFile(Section):
             prior=None if prior is None else (prior.mean_j, prior.standard_deviation_j**2),
             exploration_budget=self.exploration_budget,
             deadline_s=self.deadline_seconds,
+            ready_by=None if self.ready_by is None else read_ready_by(self.ready_by),
             fingerprint=self.fingerprint,
             drift=self.drift,
             translate=self.translate_gpus,
             control=self.control,
             host_power_w=None if self.host_power_w == "measured" else self.host_power_w,
             in_seconds=source is EnergySource.NONE,
+            accumulate=self.accumulate,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,14 @@ def dry_run(request: Request) -> int:
     decision = policy.decide(
         job,
         state,
-        Ask(number, 1, decision_seed(job.seed, number, 1), gpu=trainer.gpu, power_limits_w=trainer.power_limits_w),
+        Ask(
+            number,
+            1,
+            decision_seed(job.seed, number, 1),
+            gpu=trainer.gpu,
+            power_limits_w=trainer.power_limits_w,
+            seconds_left=_seconds_left(job),
+        ),
     )
     job = in_force(job, number)
     if request.as_json:
@@ -117,6 +125,12 @@ def dry_run(request: Request) -> int:
         if set_aside:
             console.print(set_aside)
     return 0
+
+
+def _seconds_left(job: Job) -> float | None:
+    """Return how long a recurrence that began now would have until its model must be ready."""
+    now = datetime.now(UTC)
+    return None if job.ready_by is None else (job.ready_by.due(now) - now).total_seconds()
 
 
 def _told(job: Job, document: Any) -> Any:

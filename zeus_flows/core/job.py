@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zeus_flows.core.ready_by import ReadyBy
 from zeus_flows.errors import ConfigError
 
 
@@ -73,11 +74,13 @@ class Job:
         prior: Mean and variance in joules of every arm's cost (Algorithm 2), or None for a flat prior.
         exploration_budget: Share by which cumulative cost may exceed the estimated default's; None: no bound.
         deadline_s: Seconds within which a recurrence must finish; None: no bound.
+        ready_by: The time of day by which it must have finished; None: no bound.
         fingerprint: Hash of what makes observations comparable.
         translate: Whether epoch costs measured on other GPU models guide the choice on one that lacks them (section 7).
         drift: What is done about epochs that change over time.
         control: One in so many recurrences runs the default, to be compared with; None: none does.
         host_power_w: What the machine draws beside its GPUs, in watts; None: what was measured of it counts.
+        accumulate: Whether a batch size that does not fit a GPU's memory is trained in micro-batches, not left alone.
         in_seconds: Joules mean nothing here (no sensor, or a shared GPU): the cost of a run is its time in seconds.
     """
 
@@ -104,8 +107,10 @@ class Job:
     host_power_w: float | None = 0.0
     in_seconds: bool = False
     window_of: WindowOf = WindowOf.ARM
+    accumulate: bool = False
     mode_why: str = ""
     rollout: Rollout | None = None
+    ready_by: ReadyBy | None = None
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:

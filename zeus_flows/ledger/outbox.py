@@ -246,8 +246,12 @@ class Outbox:
             raise StoreUnavailable(f"{self._path} cannot be read")
         return found[0] if found else None
 
+    def holds(self, item_id: int) -> bool:
+        """Return whether an item that this process put is still to be delivered. Asks no disk."""
+        return item_id in self._own
+
     def waiting(self, ledger: str, item_id: int) -> bool:
-        """Return whether an item is still to be delivered."""
+        """Return whether an item is still to be delivered, whoever put it."""
         if item_id < 0:
             return item_id in self._own
         query = select(_ITEMS.c.id).where(_ITEMS.c.ledger == ledger, _ITEMS.c.id == item_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -15,12 +16,14 @@ from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.open_ledger import open_durable
+from zeus_flows.orchestration.events import Happening, tell
 from zeus_flows.orchestration.fleet import in_fleet
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
 from zeus_flows.orchestration.steps import PrefectSteps
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.links import run_url
+from zeus_flows.reporting.text import seconds
 from zeus_flows.settings import read_settings
 from zeus_flows.training.gate import load_gate
 from zeus_flows.training.trainer import LocalTrainer
@@ -47,7 +50,15 @@ def recurrence(
         RecurrenceFailed: no attempt converged; the flow run fails, so that a schedule's owner hears of it.
     """
     stated = load_job(Path(job_file)).overridden(simulate=simulate, seed=seed)
-    done = run_one(stated, tracking_uri=tracking_uri, mode=mode)
+    return ended(run_one(stated, tracking_uri=tracking_uri, mode=mode))
+
+
+def ended(done: Recurrence) -> Recurrence:
+    """Return what a flow returns for a recurrence; one that the drift gate skipped is a state of that name.
+
+    Raises:
+        RecurrenceFailed: no attempt converged.
+    """
     if not done.converged:
         raise RecurrenceFailed(done)
     if done.skipped and done.check is not None:  # Prefect keeps the state, and gives the caller what it holds
@@ -71,6 +82,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
     trainer = LocalTrainer(job_file, settings, tracking_uri=uri)
     gate = load_gate(job_file, measure=trainer.measure)
     job = lowered(in_fleet(job_file.core(trainer.energy_source)), mode, "the parameter mode")
+    due = None if job.ready_by is None else job.ready_by.due(runtime.flow_run.scheduled_start_time)
     flow_run_id = str(runtime.flow_run.id)
     context = {
         names.PREFECT_FLOW_RUN_ID: flow_run_id,
@@ -96,9 +108,16 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
             context,
             gate,
             learning_rate=lambda b: job_file.learning_rate.at(b, job_file.default_batch_size),
+            seconds_left=None if due is None else lambda: _seconds_until(due),
         )
         steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
         done = run_recurrence(local.job, steps)
+    if due is not None and not done.skipped and (left_s := _seconds_until(due)) < 0:
+        text = f"recurrence {done.number} ended {seconds(-left_s)} after {job.ready_by}, by which it had to be ready"
+        get_run_logger().warning("late: %s", text)
+        tell(job, Happening.LATE, recurrence=done.number, text=text, seconds_left=left_s)
+    if not done.converged:
+        tell(job, Happening.FAILED, recurrence=done.number, text=str(RecurrenceFailed(done)))
     ran = in_force(job, done.number)
     get_run_logger().info("recurrence %d: the mode was %s, %s", done.number, ran.mode, why_in_force(ran))
     for attempt, observation in done.attempts:
@@ -111,3 +130,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
             observation.detail,
         )
     return done
+
+
+def _seconds_until(due: datetime) -> float:
+    return (due - datetime.now(UTC)).total_seconds()

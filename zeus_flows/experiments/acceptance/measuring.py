@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,15 +83,13 @@ def measure(plan: Plan, say: Say) -> Acceptance:
     Raises:
         DeviceError: there is no GPU, or it left the bus.
     """
-    nvml = Nvml()  # a driver that nobody uses forgets its limits, where persistence mode is off
-    try:
-        return _measure(plan, say)
-    finally:
-        nvml.close()
+    with ExitStack() as held:
+        return _measure(plan, say, held)
 
 
-def _measure(plan: Plan, say: Say) -> Acceptance:
+def _measure(plan: Plan, say: Say, held: ExitStack) -> Acceptance:
     with plan.open_gpus() as gpus:
+        held.callback(Nvml().close)  # a driver that nobody uses forgets its limits, where persistence mode is off
         device = gpus.devices[0]
         before_w = device.power_limit_w()
         about = _about(gpus, plan)
@@ -249,7 +247,7 @@ def _thinned(limits_w: tuple[float, ...]) -> tuple[float, ...]:
     """Return at most so many limits, evenly, the greatest and the least among them.
 
     >>> _thinned(tuple(float(w) for w in range(700, 199, -25)))
-    (700.0, 625.0, 575.0, 500.0, 450.0, 400.0, 325.0, 275.0, 200.0)
+    (700.0, 650.0, 575.0, 500.0, 450.0, 400.0, 325.0, 250.0, 200.0)
     """
     if len(limits_w) <= _MOST_LIMITS:
         return limits_w

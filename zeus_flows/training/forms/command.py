@@ -261,12 +261,15 @@ def torchrun(gpus: int) -> list[str]:
 def placeholders(session: Session, folder: Path, gpus: int = 1) -> dict[str, object]:
     """Return what the names in braces stand for; `job_file.PLACEHOLDERS` lists them."""
     return {
+        "accumulation_steps": session.accumulation_steps,
         "attempt": session.attempt,
         "batch_size": session.batch_size,
         "batch_size_per_gpu": session.batch_size // gpus,
         "checkpoint_folder": folder,
         "gpus": gpus,
         "learning_rate": f"{session.learning_rate:g}",
+        "micro_batch_size": session.micro_batch_size,
+        "micro_batch_size_per_gpu": session.micro_batch_size // gpus,
         "max_epochs": session.max_epochs,
         "recurrence": session.recurrence,
         "seed": session.seed,
