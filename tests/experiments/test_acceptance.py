@@ -17,9 +17,9 @@ from zeus_flows.cli.gpu import doctor
 from zeus_flows.experiments.acceptance.findings import Acceptance, Finding, Verdict, masked
 from zeus_flows.experiments.acceptance.loads import GpuLoad, open_load
 from zeus_flows.experiments.acceptance.measured_page import document, page
-from zeus_flows.experiments.acceptance.measuring import Plan, measure
+from zeus_flows.experiments.acceptance.measuring import AcceptancePlan, measure
 from zeus_flows.experiments.acceptance.put_back import judge_put_back
-from zeus_flows.experiments.acceptance.readings import Reading, judge_counter, judge_spans, scatter_of_spans
+from zeus_flows.experiments.acceptance.readings import SensorReading, judge_counter, judge_spans, scatter_of_spans
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.guard import PowerGuard, journal_folder
 from zeus_flows.gpu.nvml import Nvml
@@ -65,7 +65,7 @@ def measured(
         emulator.load(LOAD)
         return GpuLoad("emulated", lambda: emulator.advance(emulator.epoch_seconds()))
 
-    return measure(Plan(60 * minutes, gpus, busy, tmp_path, children=False, sleep=emulator.advance), say)
+    return measure(AcceptancePlan(60 * minutes, gpus, busy, tmp_path, children=False, sleep=emulator.advance), say)
 
 
 def verdicts(found: Acceptance) -> dict[str, Verdict]:
@@ -188,7 +188,7 @@ def test_a_gpu_without_a_counter_is_told_so(emulate: Emulate, tmp_path: Path) ->
 
 
 def test_readings_that_scatter_say_nothing() -> None:
-    wild = [Reading(0.1 * i, 0.1 * i * 200.0, 200.0 + 150.0 * math.sin(i)) for i in range(60)]
+    wild = [SensorReading(0.1 * i, 0.1 * i * 200.0, 200.0 + 150.0 * math.sin(i)) for i in range(60)]
     assert judge_counter(wild, loaded=True).verdict is Verdict.CANNOT_TELL
     assert judge_counter(wild[:5], loaded=True).verdict is Verdict.CANNOT_TELL
 
@@ -198,10 +198,10 @@ def test_a_span_must_be_long_where_power_wanders() -> None:
     for i in range(4_000):
         power_w = 200.0 + 60.0 * math.sin(i / 20.0)  # a wave of 12.6 s
         total += 0.1 * power_w
-        readings.append(Reading(0.1 * i, total, power_w))
+        readings.append(SensorReading(0.1 * i, total, power_w))
     wandering = scatter_of_spans(readings)
     assert judge_spans(wandering, default_s=5.0).verdict is Verdict.FAIL
-    steady = [Reading(0.1 * i, 20.0 * i, 200.0) for i in range(400)]
+    steady = [SensorReading(0.1 * i, 20.0 * i, 200.0) for i in range(400)]
     assert judge_spans(scatter_of_spans(steady), default_s=5.0).verdict is Verdict.PASS
 
 

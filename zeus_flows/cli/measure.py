@@ -12,7 +12,7 @@ from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.acceptance.findings import Acceptance, Verdict, summary
 from zeus_flows.experiments.acceptance.loads import open_load
 from zeus_flows.experiments.acceptance.measured_page import document, page
-from zeus_flows.experiments.acceptance.measuring import Plan, measure
+from zeus_flows.experiments.acceptance.measuring import AcceptancePlan, measure
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.settings import Settings
@@ -30,7 +30,7 @@ def measure_gpu(minutes: float, *, settings: Settings, load: str | None, file: P
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"--page: {file} cannot be written; name another file")
     measured = measure(
-        Plan(
+        AcceptancePlan(
             60 * minutes,
             lambda: open_gpus(
                 "auto",

@@ -26,7 +26,7 @@ from zeus_flows.experiments.acceptance.findings import (
 from zeus_flows.experiments.acceptance.loads import GpuLoad
 from zeus_flows.experiments.acceptance.put_back import judge_put_back
 from zeus_flows.experiments.acceptance.readings import (
-    Reading,
+    SensorReading,
     judge_counter,
     judge_limits,
     judge_spans,
@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AcceptancePlan:
     """What to do.
 
     Attributes:
@@ -73,7 +73,7 @@ class Plan:
     sleep: Callable[[float], None] = time.sleep
 
 
-def measure(plan: Plan, say: Say) -> Acceptance:
+def measure(plan: AcceptancePlan, say: Say) -> Acceptance:
     """Measure a GPU and judge what was found; the power limit is afterwards what it was before.
 
     Args:
@@ -87,7 +87,7 @@ def measure(plan: Plan, say: Say) -> Acceptance:
         return _measure(plan, say, held)
 
 
-def _measure(plan: Plan, say: Say, held: ExitStack) -> Acceptance:
+def _measure(plan: AcceptancePlan, say: Say, held: ExitStack) -> Acceptance:
     with plan.open_gpus() as gpus:
         held.callback(Nvml().close)  # a driver that nobody uses forgets its limits, where persistence mode is off
         device = gpus.devices[0]
@@ -126,7 +126,7 @@ def _shown(finding: Finding) -> Finding:
     return Finding(finding.name, finding.verdict, masked(finding.found), masked(finding.means), masked(finding.todo))
 
 
-def _about(gpus: Gpus, plan: Plan) -> dict[str, str]:
+def _about(gpus: Gpus, plan: AcceptancePlan) -> dict[str, str]:
     device = gpus.devices[0]
     low_w, high_w = device.power_limit_range_w()
     power = gpus.power
@@ -161,7 +161,7 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _period(read: Callable[[], float], gpus: Gpus, plan: Plan) -> str:
+def _period(read: Callable[[], float], gpus: Gpus, plan: AcceptancePlan) -> str:
     try:
         period_s = update_period_s(read, gpus.now_s, plan.sleep)
     except DeviceLost:
@@ -171,16 +171,16 @@ def _period(read: Callable[[], float], gpus: Gpus, plan: Plan) -> str:
     return "no new value in 0.5 s" if period_s is None else f"every {1e3 * period_s:.0f} ms"
 
 
-def _steady(gpus: Gpus, load: GpuLoad, seconds: float) -> list[Reading]:
+def _steady(gpus: Gpus, load: GpuLoad, seconds: float) -> list[SensorReading]:
     """Return readings after every step of a load at the limit that there is."""
-    device, readings = gpus.devices[0], list[Reading]()
+    device, readings = gpus.devices[0], list[SensorReading]()
     _run(gpus, load, _WARM_UP * seconds)
     until = gpus.now_s() + (1 - _WARM_UP) * seconds
     counts = gpus.sensor == "counter"
     while not readings or gpus.now_s() < until:
         energy_j = device.energy_j() if counts else math.nan
         power_w = _power_w(device)
-        readings.append(Reading(gpus.now_s(), energy_j, power_w))
+        readings.append(SensorReading(gpus.now_s(), energy_j, power_w))
         load.step()
     return readings
 
@@ -304,7 +304,7 @@ def _calls(gpus: Gpus) -> Mapping[str, float]:
     return took
 
 
-def _left_as_found(plan: Plan, before_w: float) -> Finding:
+def _left_as_found(plan: AcceptancePlan, before_w: float) -> Finding:
     name = "the limit after all this"
     with plan.open_gpus() as gpus:
         device = gpus.devices[0]

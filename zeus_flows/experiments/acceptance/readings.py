@@ -22,7 +22,7 @@ _BLOCKS = 8
 _FEWEST_SPANS = 5
 
 
-class Reading(NamedTuple):
+class SensorReading(NamedTuple):
     """A moment under a steady load; NaN where a sensor does not exist."""
 
     time_s: float
@@ -30,16 +30,16 @@ class Reading(NamedTuple):
     power_w: float
 
 
-def energy_by_power(readings: Sequence[Reading]) -> float:
+def energy_by_power(readings: Sequence[SensorReading]) -> float:
     """Return the integral of power.
 
-    >>> energy_by_power([Reading(0.0, 0.0, 100.0), Reading(2.0, 0.0, 200.0)])
+    >>> energy_by_power([SensorReading(0.0, 0.0, 100.0), SensorReading(2.0, 0.0, 200.0)])
     300.0
     """
     return math.fsum((b.time_s - a.time_s) * (a.power_w + b.power_w) / 2 for a, b in pairwise(readings))
 
 
-def judge_counter(readings: Sequence[Reading], *, loaded: bool) -> Finding:
+def judge_counter(readings: Sequence[SensorReading], *, loaded: bool) -> Finding:
     """Return whether the energy counter and the sampled power agree."""
     name = "counter against sampled power"
     if len(readings) < 2 * _BLOCKS:
@@ -69,7 +69,7 @@ def judge_counter(readings: Sequence[Reading], *, loaded: bool) -> Finding:
     return Finding(name, Verdict.PASS, found, "energy comes from the counter")
 
 
-def scatter_of_spans(readings: Sequence[Reading]) -> tuple[SpanScatter, ...]:
+def scatter_of_spans(readings: Sequence[SensorReading]) -> tuple[SpanScatter, ...]:
     """Return how far spans are apart, for each length of which there are enough."""
     counts = bool(readings) and not math.isnan(readings[0].energy_j)
     found = []
@@ -160,7 +160,7 @@ def median_of(call: Callable[[], object], clock: Callable[[], float], times: int
     return sorted(took)[times // 2]
 
 
-def _length(readings: Sequence[Reading]) -> float:
+def _length(readings: Sequence[SensorReading]) -> float:
     return readings[-1].time_s - readings[0].time_s
 
 
