@@ -322,7 +322,7 @@ class JobFile(Section):
     learning_rate: LearningRate = LearningRate()
     train: TrainSection
     gate: GateSection | None = None
-    tracking_uri: str | None = None
+    tracking_uri: str | None = Field(default=None, repr=False)
     simulation: Simulation = Simulation()
 
     @field_validator("name")
