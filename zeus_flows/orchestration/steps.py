@@ -18,10 +18,11 @@ from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
-from zeus_flows.recurrence.loop import Attempt
+from zeus_flows.recurrence.loop import Attempt, Recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
 from zeus_flows.training.forms.child import output_log
+from zeus_flows.training.promotion import Promoted, Promoter
 
 
 async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
@@ -61,6 +62,33 @@ def _observe(steps: LocalSteps, attempt: Attempt, observation: Observation) -> N
     steps.observe(attempt, observation)
 
 
+@task(name="models", cache_policy=NO_CACHE)
+def _models(promoter: Promoter) -> Promoted:
+    promoted = promoter.make_pass()
+    for line in promoted.lines:
+        get_run_logger().info("model: %s", line)
+    return promoted
+
+
+def show_models(promoter: Promoter, done: Recurrence, job: str) -> Promoted:
+    """Look after a job's models in a task, after a recurrence; show what came of it."""
+    promoted = _models(promoter)
+    lines = promoted.lines
+    if not done.converged:
+        stays = f"; version {promoted.champion.number} stays champion" if promoted.champion is not None else ""
+        lines = (f"no attempt reached the target, so no model is kept{stays}", *lines)
+        get_run_logger().info("model: %s", lines[0])
+    if lines:
+        markdown = "\n".join(f"- {line}" for line in lines)
+        create_markdown_artifact(key=f"{_key(job)}-models", markdown=markdown, description="Models")
+    return promoted
+
+
+def _key(job: str) -> str:
+    """Return a job's name as Prefect's artifacts take it."""
+    return re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
+
+
 @contextmanager
 def _shown_in_prefect(log: logging.Logger) -> Iterator[None]:
     """Let what a training command prints be lines of the task run's log."""
@@ -94,7 +122,7 @@ class PrefectSteps:
     def __init__(self, local: LocalSteps, *, run_url: str, retries: int = 0) -> None:
         self._local, self._run_url = local, run_url
         self._train = _train.with_options(retries=retries, retry_delay_seconds=1)
-        self._key = re.sub(r"[^a-z0-9]+", "-", local.job.name.lower()).strip("-")
+        self._key = _key(local.job.name)
 
     def begin(self) -> int:
         """Take the next recurrence number."""
