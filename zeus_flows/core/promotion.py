@@ -204,16 +204,18 @@ def judge(own: Evaluated, against: Sequence[Evaluated], bars: Sequence[Bar], *, 
         if problem := _problem(rival, bars):
             cure = "delete it, or change the job's `version`, where it never will be"
             return verdict(False, f"version {rival.version.number} could not be evaluated: {problem} ({cure})")
+    held = []
     for bar in bars:
         best = min(there, key=lambda e: bar.worse_by(e.scores[bar.metric], 0.0))
         mine, theirs = own.scores[bar.metric], best.scores[bar.metric]
         worse = bar.worse_by(mine, theirs)
         if worse > bar.margin and not math.isclose(worse, bar.margin, rel_tol=1e-9, abs_tol=1e-12):
             text = f"{bar.metric} {mine:.4g} is worse than {theirs:.4g} of version {best.version.number}"
-            return verdict(False, f"{text} by more than the margin of {bar.margin:g}, on the slice of {slice_of}")
+            return verdict(False, f"{text} by more than the margin of {bar.margin:g}, on slice {slice_of}")
+        held.append(f"{bar.metric} {mine:.4g} against {theirs:.4g} of version {best.version.number}")
     numbers = ", ".join(str(evaluated.version.number) for evaluated in there)
-    versions = f"version {numbers}" if len(there) == 1 else f"each of versions {numbers}"
-    return verdict(True, f"{_told(own, bars)} holds against {versions} on the slice of recurrence {slice_of}")
+    among_them = f", the best of {numbers}" if len(there) > 1 else ""
+    return verdict(True, f"{'; '.join(held)}{among_them}, on slice {slice_of}")
 
 
 def too_late(champion: Version) -> Verdict:
@@ -276,8 +278,11 @@ def is_by_hand(alias: int | None, moves: Sequence[Move]) -> bool:
 
 
 def moves_to(champion: Version, alias: int | None, moves: Sequence[Move]) -> bool:
-    """Return whether the alias is to be moved to the champion. What a hand did stands until there is a newer one."""
-    if alias == champion.number:
-        return False
+    """Return whether the alias is to be moved to the champion. What a hand did stands until there is a newer one.
+
+    Where the alias is there, but the move that put it there was never done, it is moved once more, so that it is.
+    """
     done = [move for move in moves if move.done]
+    if alias == champion.number:
+        return not done or done[-1].to != alias
     return not (is_by_hand(alias, moves) and done and champion.order <= done[-1].order)

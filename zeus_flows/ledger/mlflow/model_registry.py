@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 CHAMPION: Final = "champion"
 CHALLENGER: Final = "challenger"
+#: What becomes of a move of an alias.
+_DONE: Final = "done"
+_DEAD: Final = "dead"
 #: Models that are read in one call.
 _TOGETHER: Final = 50
 #: Characters that a param has room for.
@@ -59,7 +62,7 @@ class Entry:
         model_id: The logged model.
         observation: The attempt's; None where it has none yet, or cannot be read.
         candidate: Its version and the verdicts on it; None where it is not registered yet.
-        moves: Moves of the alias that were written while it was the newest, by number; with whether they are done.
+        moves: Moves of the alias that were written while it was the newest, by number, and how each ended.
     """
 
     run_id: str
@@ -69,7 +72,7 @@ class Entry:
     fingerprint: str
     observation: Observation | None
     candidate: Candidate | None
-    moves: Mapping[int, tuple[KeptMove, bool]]
+    moves: Mapping[int, tuple[KeptMove, str]]
 
     @property
     def order(self) -> tuple[int, int]:
@@ -199,7 +202,7 @@ class ModelRegistry:
             rounds = sorted((k, v) for name, v in params.items() if (k := names.verdict_number(name)))
             verdicts = tuple(load_verdict(text) for _, text in rounds)
             moves = {
-                k: (from_text(KeptMove, text), names.moved(k) in params)
+                k: (from_text(KeptMove, text), params.get(names.moved(k), ""))
                 for name, text in params.items()
                 if (k := names.move_number(name))
             }
@@ -280,19 +283,19 @@ class ModelRegistry:
         while True:
             self.set_alias(CHAMPION, number)
             reached("after-alias")
-            last = moves_of(self.entries(experiment_id))[-1]
-            if last.to == number:
+            last = moves_of(self.entries(experiment_id))[-1:]
+            if not last or last[0].to == number:
                 break
-            number = last.to
-        self.store.set_once(newest.run_id, names.moved(k), "done")
+            number = last[0].to
+        self.store.set_once(newest.run_id, names.moved(k), _DONE)
         reached("after-moved")
 
     def close_dead_moves(self, entries: Sequence[Entry]) -> None:
         """Say of moves whose process is gone that they are over: it cannot set the alias any more."""
         for entry in entries:
-            for k, (kept, done) in entry.moves.items():
-                if not done and is_gone(kept.holder):
-                    self.store.set_once(entry.run_id, names.moved(k), "dead")
+            for k, (kept, ended) in entry.moves.items():
+                if not ended and is_gone(kept.holder):
+                    self.store.set_once(entry.run_id, names.moved(k), _DEAD)
 
     def set_alias(self, alias: str, number: int) -> None:
         """Set an alias."""
@@ -331,10 +334,13 @@ class ModelRegistry:
 
 
 def moves_of(entries: Sequence[Entry]) -> list[Move]:
-    """Return the moves of the alias, in the order in which they were written."""
-    ordered = sorted((entry.order, k) for entry in entries for k in entry.moves)
+    """Return the moves of the alias, in the order in which they were written; dead ones count for nothing."""
     kept = {(entry.order, k): move for entry in entries for k, move in entry.moves.items()}
-    return [Move(move.to, (move.recurrence, move.attempt), done) for move, done in map(kept.__getitem__, ordered)]
+    return [
+        Move(move.to, (move.recurrence, move.attempt), ended == _DONE)
+        for _, (move, ended) in sorted(kept.items(), key=lambda item: item[0])
+        if ended != _DEAD
+    ]
 
 
 def dump_verdict(verdict: Verdict) -> str:
