@@ -265,9 +265,9 @@ class World:
                 self.dead.append(move)
 
 
-@pytest.mark.parametrize("seed", [7, 8])
-def test_a_thousand_promotions_never_drift_and_never_go_back(seed: int) -> None:
-    world, best, promoted, recurrence = World(random.Random(seed)), -math.inf, set[int](), 0
+@pytest.mark.slow
+def test_a_thousand_promotions_never_drift_and_never_go_back() -> None:
+    world, best, promoted, recurrence = World(random.Random(7)), -math.inf, set[int](), 0
     while len(promoted) < 1000:
         recurrence += 1
         worse = world.quality.get(world.alias or 0, 0.8) - 0.4 * AUC.margin  # small losses that would add up
@@ -290,10 +290,10 @@ def test_a_thousand_promotions_never_drift_and_never_go_back(seed: int) -> None:
         best = max(best, *(world.quality[c.version.recurrence] for c in standing.accepted))
         assert world.quality[mine.recurrence] >= best - AUC.margin - 1e-9, "small losses added up"
         promoted |= {c.version.recurrence for c in standing.accepted}
-        if len(world.quality) > 60:  # what is older was judged long ago, and is read no more
+        if len(world.quality) > 25:  # what is older was judged long ago, and is read no more
             rivals = rivals_of(Candidate(version(recurrence + 1)), standing.accepted, 3)
             kept = {c.version.recurrence for c in standing.accepted[-6:]} | {r.recurrence for r in rivals}
-            world.quality = {r: q for r, q in world.quality.items() if r in kept or r > recurrence - 40}
+            world.quality = {r: q for r, q in world.quality.items() if r in kept or r > recurrence - 15}
     assert any(not rounds[1].accepted for rounds in world.verdicts.values())
     assert any(len(rounds) > 1 for rounds in world.verdicts.values()), "nothing was ever judged again"
 
@@ -307,4 +307,5 @@ def test_verdicts_in_any_order_come_to_the_same_champion(qualities: list[float],
     shuffled.shuffle(candidates)
     assert fold(candidates).champion == champion
     assert champion is not None
-    assert world.quality[champion.version.recurrence] >= max(qualities[:1]) - 1
+    kept = [world.quality[c.version.recurrence] for c in fold(candidates).accepted]
+    assert world.quality[champion.version.recurrence] >= max(kept) - AUC.margin - 1e-9

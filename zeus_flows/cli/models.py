@@ -13,7 +13,7 @@ import click
 @click.option("--tracking-uri", help="Where MLflow runs are, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def models_command(job: Path, tracking_uri: str | None, as_json: bool) -> None:
-    """Show the models that the job in the file JOB kept: what each took, who is champion, and why."""
+    """Show the models that JOB kept: what each took, who is champion, and why."""
     from rich.console import Console
 
     from zeus_flows.job_file import load_job
