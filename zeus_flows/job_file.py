@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from zeus_flows.core.job import Drift, Job, Mode, Selector, WindowOf
+from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
 
@@ -26,6 +27,7 @@ DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GP
 
 #: What a command's words may have in braces.
 PLACEHOLDERS = (
+    "accumulation_steps",
     "attempt",
     "batch_size",
     "batch_size_per_gpu",
@@ -33,6 +35,8 @@ PLACEHOLDERS = (
     "gpus",
     "learning_rate",
     "max_epochs",
+    "micro_batch_size",
+    "micro_batch_size_per_gpu",
     "recurrence",
     "seed",
     "target",
@@ -71,7 +75,7 @@ def a_pattern(text: str, *, groups: tuple[int, ...]) -> str:
     """
     try:
         found = re.compile(text).groups
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"is no regular expression: {error}") from None
     if found not in groups:
         raise ValueError(f"must have one group, around the number, such as 'val_acc=([0-9.]+)'; it has {found}")
@@ -82,7 +86,7 @@ class Target(Section):
     """When a model is good enough. Which way is better has no default: a guess would train the wrong model."""
 
     metric: str = Field(min_length=1, max_length=64)
-    value: float = Field(allow_inf_nan=False)
+    value: float
     better: Literal["higher", "lower"]
 
     def reached(self, value: float) -> bool:
@@ -98,8 +102,8 @@ class PowerLimitSection(Section):
     """How the power limit is chosen and profiled."""
 
     choose_by: Selector = Selector.COST
-    slowdown: float = Field(default=1.1, ge=1.0)
-    limits: Literal["all"] | list[Annotated[float, Field(gt=0)]] = "all"
+    slowdown: float = Field(default=1.1, ge=1.0, allow_inf_nan=True)  # .inf: however slow
+    limits: Literal["all"] | Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=1_000)] = "all"
     profile_all_limits: bool = False
     profile_seconds: float = Field(default=5.0, gt=0)
     warmup_seconds: float = Field(default=1.0, ge=0)
@@ -170,15 +174,15 @@ class TrainSection(Section):
 
     function: str | None = Field(default=None, pattern=FUNCTION_PATTERN)
     parameters: dict[str, Any] = Field(default_factory=dict)
-    retries: int = Field(default=2, ge=0)
+    retries: int = Field(default=2, ge=0, le=1_000)
     command: list[str] | None = Field(default=None, min_length=1)
     folder: str = "."
     environment: dict[str, str] = Field(default_factory=dict)
     metric: MetricSource | None = None
     progress: ProgressSource | None = None
-    samples_per_epoch: int | None = Field(default=None, ge=1)
+    samples_per_epoch: int | None = Field(default=None, ge=1, le=10**15)
     torchrun: bool = True
-    grace_seconds: float = Field(default=10.0, ge=0, allow_inf_nan=False)
+    grace_seconds: float = Field(default=10.0, ge=0)
 
     @field_validator("command", mode="before")
     @classmethod
@@ -226,8 +230,27 @@ class TrainSection(Section):
     @property
     def uses_batch_size(self) -> bool:
         """Whether the batch size reaches the training."""
+        return self.command is None or bool(self._names & {"batch_size", "batch_size_per_gpu"}) or self.accumulates
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a batch that is taken in parts reaches the training; a function has to ask for it."""
+        micro = {"micro_batch_size", "micro_batch_size_per_gpu"}
+        told = ({"batch_size", "batch_size_per_gpu"}, micro, {"accumulation_steps"})
+        return self.command is None or sum(bool(self._names & names) for names in told) >= 2
+
+    @property
+    def _names(self) -> set[str]:
+        """The names in braces that a command has."""
         texts = (*(self.command or ()), *self.environment.values())
-        return self.command is None or any("{batch_size" in text for text in texts)
+        return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
+
+
+class RolloutSection(Section):
+    """How the mode grows with a job's recurrences: so many only look, then so many keep the batch size."""
+
+    observe: int = Field(default=0, ge=0)
+    power: int = Field(default=0, ge=0)
 
 
 class GateSection(Section):
@@ -238,7 +261,7 @@ class GateSection(Section):
 
     function: str = Field(pattern=FUNCTION_PATTERN)
     parameters: dict[str, Any] = Field(default_factory=dict)
-    max_age: int | None = Field(default=None, ge=1)
+    max_age: int | None = Field(default=None, ge=1, le=10**9)
 
 
 class Guard(Section):
@@ -261,7 +284,7 @@ class PromoteSection(Section):
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
-class ModelSection(Section):
+class RegisteredSection(Section):
     """The registered model that an attempt's kept model becomes a version of; `path` is what a command leaves."""
 
     name: str
@@ -311,34 +334,37 @@ class JobFile(Section):
     name: str
     version: str = "1"
     mode: Mode = Mode.FULL
+    rollout: RolloutSection | None = None
     device: str = "auto"
     shared_gpu: bool = False
     gpus: int | None = Field(default=None, ge=1, le=99)
-    batch_sizes: list[Annotated[int, Field(gt=0)]] = Field(min_length=1)
+    accumulate: bool = False
+    batch_sizes: list[Annotated[int, Field(gt=0, le=10**9)]] = Field(min_length=1, max_length=200)
     default_batch_size: int = Field(gt=0)
     target: Target
-    max_epochs: int = Field(gt=0)
+    max_epochs: int = Field(gt=0, le=10**9)
     stop_at_target: bool = True
     eta: float = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=2.0, gt=1)
-    window: int | None = Field(default=None, ge=2)
+    window: int | None = Field(default=None, ge=2, le=10**9)
     window_of: WindowOf = WindowOf.ARM
     drift: Drift = Drift.RESET
     policy: str = "thompson"
     translate_gpus: bool = True
-    max_attempts: int = Field(default=4, ge=1)
+    max_attempts: int = Field(default=4, ge=1, le=1_000)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)
-    control: int | None = Field(default=None, ge=2)
-    host_power_w: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Literal["measured"] = 0.0
+    ready_by: str | None = None
+    control: int | None = Field(default=None, ge=2, le=10**9)
+    host_power_w: Annotated[float, Field(ge=0)] | Literal["measured"] = 0.0
     prior: Prior | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     power_limit: PowerLimitSection = PowerLimitSection()
     optimizer: str = "adam"
     learning_rate: LearningRate = LearningRate()
     train: TrainSection
     gate: GateSection | None = None
-    model: ModelSection | None = None
+    model: RegisteredSection | None = None
     tracking_uri: str | None = None
     simulation: Simulation = Simulation()
 
@@ -365,6 +391,13 @@ class JobFile(Section):
     @classmethod
     def _device_is_known(cls, value: str) -> str:
         return one_of(value, DEVICES)
+
+    @field_validator("ready_by", mode="before")
+    @classmethod
+    def _time_is_in_a_zone(cls, value: Any) -> Any:
+        if isinstance(value, int):  # YAML 1.1 reads a bare 06:00 as a number of base 60
+            raise ValueError("must be quoted, with its time zone, such as '06:00 Europe/Berlin'")
+        return str(read_ready_by(value)) if isinstance(value, str) else value
 
     @field_validator("policy")
     @classmethod
@@ -420,6 +453,15 @@ class JobFile(Section):
             raise ValueError(f"model: promote.margin is for {self.target.metric}; guards are for other metrics")
         return self
 
+    @model_validator(mode="after")
+    def _parts_reach_the_training(self) -> JobFile:
+        if self.accumulate and not self.train.accumulates:
+            raise ValueError(
+                "accumulate needs a command that takes micro-batches: put {micro_batch_size} where the script takes "
+                "what it loads at once, and {accumulation_steps} where it takes after how many of them it steps"
+            )
+        return self
+
     @property
     def fingerprint(self) -> str:
         """Hash of what makes observations comparable; a new one starts a new drift window."""
@@ -467,7 +509,7 @@ class JobFile(Section):
                 as this file says.
         """
         source = energy_source or self.energy_source
-        prior = self.prior
+        prior, rollout = self.prior, self.rollout
         return Job(
             name=self.name,
             batch_sizes=tuple(self.batch_sizes),
@@ -481,17 +523,20 @@ class JobFile(Section):
             selector=self.power_limit.choose_by,
             slowdown=self.power_limit.slowdown,
             mode=self.mode,
+            rollout=None if rollout is None else Rollout(rollout.observe, rollout.power),
             max_attempts=self.max_attempts,
             seed=self.seed,
             prior=None if prior is None else (prior.mean_j, prior.standard_deviation_j**2),
             exploration_budget=self.exploration_budget,
             deadline_s=self.deadline_seconds,
+            ready_by=None if self.ready_by is None else read_ready_by(self.ready_by),
             fingerprint=self.fingerprint,
             drift=self.drift,
             translate=self.translate_gpus,
             control=self.control,
             host_power_w=None if self.host_power_w == "measured" else self.host_power_w,
             in_seconds=source is EnergySource.NONE,
+            accumulate=self.accumulate,
         )
 
 

@@ -1,4 +1,8 @@
-"""YAML files that people write: read into a pydantic model, with file and line in every error."""
+"""YAML files that people write: read into a pydantic model, with file and line in every error.
+
+Whatever a file holds, reading it takes little memory and an error is a few short lines: size, depth, the values that
+aliases stand for and the length of a message are bounded.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,23 @@ from typing import Any, Generic, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from zeus_flows.core.text import one_line, shown
 from zeus_flows.errors import ConfigError
+
+LARGEST_KB = 256  # of a file
+DEEPEST = 32  # levels of lists and mappings
+MOST_VALUES = 10_000  # each alias counted as what it stands for, and ...
+A_VALUE = 100  # ... so many characters of a text as one
+MOST_PROBLEMS = 20  # told at once
+LONGEST = 64  # characters of a key that may be a slip of the pen
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class Section(BaseModel):
-    """A part of a file: unknown keys are errors, and nothing changes after reading."""
+    """A part of a file: unknown keys and numbers without end are errors, and nothing changes after reading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +71,31 @@ class Kind(Generic[M]):
                 would be right.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("rb") as file:
+                content = file.read(1024 * LARGEST_KB + 1)
+            text = content.decode(errors="strict" if len(content) <= 1024 * LARGEST_KB else "replace")
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such file\n  {self.start}") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
         return self.parse(text, source=str(path))
 
     def parse(self, text: str, *, source: str) -> Document[M]:
         """Return what YAML text says; `source` is what errors call it."""
+        if len(text) > 1024 * LARGEST_KB:
+            raise ConfigError(f"{source}:1: more than {LARGEST_KB} kB; name a file of data by its path instead")
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
+            if node is not None:
+                _bounded(node, source)
             data = yaml.safe_load(text)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise ConfigError(f"{source}:{line}: not valid YAML: {error.problem}") from None
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise ConfigError(f"{source}:1: not valid YAML: {error}") from None
+            raise ConfigError(f"{source}:{line}: not valid YAML: {one_line(str(error.problem))}") from None
+        except RecursionError:
+            raise ConfigError(f"{source}:1: nested deeper than {DEEPEST} levels") from None
+        except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{source}:1: not valid YAML: {one_line(str(error))}") from None
         if node is None or not isinstance(data, dict):
             raise ConfigError(f"{source}:1: this {self.name} is no mapping such as `name: my-name`; {self.start}")
         _no_key_twice(node, source)
@@ -83,26 +103,30 @@ class Kind(Generic[M]):
             return Document(self.model.model_validate(data), source, node)
         except ValidationError as error:
             problems = error.errors(include_url=False)
-            lines = [f"{source}:{_line_of(node, problem['loc'])}: {self._explain(problem)}" for problem in problems]
-            raise ConfigError("\n".join(lines)) from None
+        except RecursionError:
+            raise ConfigError(f"{source}:1: something here is too deep or too long to be checked") from None
+        told = problems[:MOST_PROBLEMS]
+        lines = [f"{source}:{_line_of(node, problem['loc'])}: {self._explain(problem, node)}" for problem in told]
+        more = [f"{source}: and {len(problems) - len(told)} more"] if len(problems) > len(told) else []
+        raise ConfigError("\n".join(lines + more))
 
-    def _explain(self, problem: Any) -> str:
-        loc = [str(part) for part in problem["loc"] if not str(part).startswith(("literal", "list", "["))]
-        where = ".".join(loc) or self.name
+    def _explain(self, problem: Any, node: yaml.Node) -> str:
+        loc = _keys(node, problem["loc"], but_last=problem["type"] in ("missing", "extra_forbidden"))
+        where = one_line(".".join(loc) or self.name)
         match problem["type"]:
             case "missing":
                 example = self.examples.get(where)
                 return f"{where} is missing" + (f"; for instance `{loc[-1]}: {example}`" if example else "")
             case "extra_forbidden":
                 known = _fields_beside(self.model, loc)
-                close = difflib.get_close_matches(loc[-1], known, n=1)
+                close = difflib.get_close_matches(loc[-1][:LONGEST], known, n=1)
                 hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(known))}"
                 return f"{where} is not a key of this {self.name}; {hint}"
             case "string_pattern_mismatch" if where in self.examples:
-                return f"{where} must look like '{self.examples[where]}', not {problem['input']!r}"
+                return f"{where} must look like '{self.examples[where]}', not {shown(problem['input'])}"
             case _:
-                message = str(problem["msg"]).removeprefix("Value error, ")
-                given = "" if problem["loc"] == () else f" (given: {problem['input']!r})"
+                message = one_line(str(problem["msg"]).removeprefix("Value error, "))
+                given = "" if problem["loc"] == () else f" (given: {shown(problem['input'])})"
                 return f"{where}: {message[0].lower()}{message[1:]}{given}"
 
 
@@ -113,10 +137,64 @@ def one_of(value: str, allowed: Sequence[str]) -> str:
         ValueError: it is not; the text says what is, and what was probably meant.
     """
     if value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1)
+        close = difflib.get_close_matches(value[:LONGEST], allowed, n=1)
         hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise ValueError(f"'{value}' is not one of {', '.join(allowed)}{hint}")
+        raise ValueError(f"{shown(value)} is not one of {', '.join(allowed)}{hint}")
     return value
+
+
+def _bounded(top: yaml.Node, source: str) -> None:
+    """Raise where a file is deeper or stands for more values than any that is meant, or has what no text may have."""
+    weights: dict[int, tuple[int, int]] = {}
+    above: set[int] = set()
+
+    def weigh(node: yaml.Node) -> tuple[int, int]:
+        """Return how many values a node stands for, and how deep it is."""
+        if id(node) in weights:
+            return weights[id(node)]
+        here = f"{source}:{node.start_mark.line + 1}"
+        if id(node) in above:
+            raise ConfigError(f"{here}: an alias stands for what it is part of")
+        if isinstance(node, yaml.ScalarNode):
+            if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in node.value):
+                raise ConfigError(f"{here}: a character that no text may have: {shown(node.value)}")
+            weights[id(node)] = 1 + len(node.value) // A_VALUE, 0
+            return weights[id(node)]
+        above.add(id(node))
+        pairs = isinstance(node, yaml.MappingNode)
+        parts = [weigh(part) for item in node.value for part in (item if pairs else (item,))]
+        above.discard(id(node))
+        weight = 1 + sum(values for values, _ in parts), 1 + max((depth for _, depth in parts), default=0)
+        if weight[0] > MOST_VALUES:
+            raise ConfigError(f"{here}: more than {MOST_VALUES} values, with what aliases stand for")
+        if weight[1] > DEEPEST:
+            raise ConfigError(f"{here}: nested deeper than {DEEPEST} levels")
+        weights[id(node)] = weight
+        return weight
+
+    weigh(top)
+
+
+def _keys(node: yaml.Node, loc: tuple[int | str, ...], *, but_last: bool) -> list[str]:
+    """Return the path of a problem as the file has it: without the alternatives of a type that pydantic names in it.
+
+    Args:
+        node: The file.
+        loc: Pydantic's path.
+        but_last: Whether the last part is a key, even if the file does not show it there.
+    """
+    keys = []
+    for position, part in enumerate(loc):
+        found = None
+        if isinstance(node, yaml.MappingNode):
+            found = next((value for key, value in node.value if key.value == str(part)), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            found = node.value[part]
+        if found is not None:
+            node = found
+        if found is not None or (but_last and position == len(loc) - 1):
+            keys.append(str(part))
+    return keys
 
 
 def _line_of(node: yaml.Node, loc: tuple[int | str, ...]) -> int:

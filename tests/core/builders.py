@@ -125,6 +125,7 @@ def wild_observations(draw: st.DrawFn, recurrence: int | None = None, attempt: i
         profiling_time_s=draw(st.sampled_from([0.0, 1.0])),
         epochs_allowed=draw(st.sampled_from([None, 0, 1, 30])),
         energy_complete=draw(st.booleans()),
+        foreign_limit_w=draw(st.sampled_from([None, None, 180.0])),
     )
 
 

@@ -20,7 +20,7 @@ def test_the_bounds_are_given_what_people_are_told(observations: list[Observatio
 
 def check_that_bounds_are_given_what_people_are_told(name: str, observations: list[Observation]) -> None:
     a_job = job(name)
-    choice = engine._choose(a_job, policy.fold(a_job, observations), ask())
+    choice = engine._choose(a_job, policy.fold(a_job, observations), ask(), a_job.batch_sizes)
     told = {arm.batch_size: arm for arm in choice.reason.arms}.get(choice.batch_size)
     cost = choice.run_cost()
     if cost is None:

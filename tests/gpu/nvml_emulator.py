@@ -7,6 +7,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +78,19 @@ class Emulator:
 
     def limit_w(self, gpu: int = 0) -> float:
         return float(pynvml.nvmlDeviceGetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByIndex(gpu))) / 1e3
+
+
+_SET = """
+import sys, pynvml
+pynvml.nvmlInit()
+pynvml.nvmlDeviceSetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByIndex(int(sys.argv[1])), int(sys.argv[2]))
+"""
+
+
+def set_limit_elsewhere(emulator: Emulator, watts: float, gpu: int = 0) -> None:
+    """Let another process set a power limit, as `nvidia-smi -pl` does."""
+    words = [sys.executable, "-c", _SET, str(gpu), str(round(watts * 1e3))]
+    subprocess.run(words, env=emulator.environment(NVMLEMU_PERMISSION="allow"), check=True)
 
 
 @contextmanager

@@ -65,10 +65,12 @@ def test_where_one_gpu_refuses_all_are_put_back(
     emulator = emulate(NVMLEMU_GPUS="v100,v100")
     guard, devices = guarded(tmp_path)
     monkeypatch.setattr("zeus_flows.gpu.guard._BETWEEN_TRIES_S", 0.0)
+    guard.set_power_limit_w(150.0)
     monkeypatch.setenv("NVMLEMU_FAIL", f"{SET}:{pynvml.NVML_ERROR_UNKNOWN}:0:1")
     with pytest.raises(DeviceError):
         guard.set_power_limit_w(100.0)
     assert emulator.limit_w(0) == 250.0
+    assert emulator.limit_w(1) == 150.0
     assert journal(tmp_path).uuids() == (devices[1].uuid,)  # that one could not even be put back
 
 

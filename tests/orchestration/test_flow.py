@@ -16,6 +16,7 @@ from prefect.variables import Variable
 
 from tests.builders import decision
 from tests.training_functions import write_job
+from zeus_flows.core.job import Mode
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.job_file import load_job
 from zeus_flows.ledger.lease import this_process
@@ -23,6 +24,7 @@ from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.record_text import load_decision, load_observation
 from zeus_flows.ledger.open_ledger import open_direct
+from zeus_flows.orchestration import events, recurrence_flow
 from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
 
 pytestmark = [pytest.mark.usefixtures("prefect_server"), pytest.mark.xdist_group("prefect")]
@@ -118,15 +120,47 @@ def test_a_changed_version_opens_the_next_drift_window(tmp_path: Path, sqlite_ur
     ]
 
 
-def test_one_variable_rolls_a_fleet_back_and_a_wrong_value_stops_nothing(tmp_path: Path, sqlite_uri: str) -> None:
-    job = str(write_job(tmp_path / "job.yaml"))
+def test_one_variable_rolls_a_fleet_back_and_neither_it_nor_a_caller_raises_a_mode(
+    tmp_path: Path, sqlite_uri: str
+) -> None:
+    stages = {"observe": 1, "power": 2}
+    job = str(write_job(tmp_path / "job.yaml", mode="power", rollout=stages))
+    tries: tuple[tuple[str, Mode | None, str, str], ...] = (
+        ("full", Mode.FULL, "observe", "its roll-out, up to recurrence 1"),
+        ("full", None, "power", "as its job file says"),
+        ("of", None, "power", "as its job file says"),  # no mode: a typing error stops nothing
+        ("observe", None, "observe", "by the Prefect variable zeus_flows_mode"),
+        ("off", Mode.OBSERVE, "off", "by the Prefect variable zeus_flows_mode"),
+        ("power", Mode.OBSERVE, "observe", "by the parameter mode"),
+    )
     try:
-        for stated, mode in (("power", "power"), ("of", "full"), ("off", "off")):
+        for stated, asked, mode, why in tries:
             Variable.set("zeus_flows_mode", stated, overwrite=True)
-            recurrence(job, tracking_uri=sqlite_uri)
-            assert runs(sqlite_uri, "attempt")[-1]["data"]["tags"]["zf.mode"] == mode
+            recurrence(job, tracking_uri=sqlite_uri, mode=asked)
+            tags = runs(sqlite_uri, "attempt")[-1]["data"]["tags"]
+            assert tags["zf.mode"] == mode
+            assert f"the mode is {mode}" in tags["zf.reason"]
+            assert why in tags["zf.reason"]
     finally:
         Variable.unset("zeus_flows_mode")
+
+
+def test_a_recurrence_that_would_be_late_is_tagged_and_alerts(
+    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[tuple[str, dict[str, Any]]]()
+    monkeypatch.setattr(events, "emit_event", lambda *, event, resource, payload: told.append((event, payload)))
+    job = str(write_job(tmp_path / "job.yaml", mode="power"))
+    recurrence(job, tracking_uri=sqlite_uri)
+    assert [event for event, _ in told] == ["zeus-flows.decided"]
+    monkeypatch.setattr(recurrence_flow, "_seconds_until", lambda due: -60.0)
+    write_job(tmp_path / "job.yaml", mode="power", ready_by="06:00 UTC")
+    recurrence(job, tracking_uri=sqlite_uri)
+    first, second = (run["data"]["tags"] for run in runs(sqlite_uri, "attempt"))
+    assert ("zf.late" in first, second["zf.late"]) == (False, "true")
+    assert "it must be ready by 06:00 UTC, which is over since 60 s" in second["zf.reason"]
+    assert [event for event, _ in told[1:]] == ["zeus-flows.decided", "zeus-flows.late", "zeus-flows.late"]
+    assert {(p["job"], p["recurrence"], p["seconds_left"]) for e, p in told if "late" in e} == {("nightly", 2, -60.0)}
 
 
 def test_what_a_killed_process_left_is_closed_in_mlflow_and_in_prefect_by_the_next_recurrence(

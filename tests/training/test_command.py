@@ -102,6 +102,20 @@ def test_a_pattern_that_never_matches_is_given_up_on_after_three_epochs_of_sampl
         run(script, progress={"pattern": r"step (\d+)"}, samples_per_epoch=640)
     assert isinstance(caught.value.__cause__, CommandFailed)
     assert "did not come in 3 epochs" in caught.value.observation.detail
+    assert "  step " in caught.value.observation.detail
+
+
+def test_a_pattern_that_never_matches_is_given_up_on_where_only_progress_tells_of_epochs(run: Run) -> None:
+    script = """
+    for epoch in range(1_000):
+        for step in range(1, 5):
+            print("at", step)
+    import time
+    time.sleep(600)
+    """
+    with pytest.raises(AttemptFailed) as caught:
+        run(script, progress={"pattern": r"at (\d+)"})
+    assert "did not come in 10 passes over the data: no line matched" in caught.value.observation.detail
 
 
 def test_a_nan_diverges(run: Run) -> None:

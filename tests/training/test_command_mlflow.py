@@ -56,8 +56,22 @@ def test_runs_of_an_experiment_of_its_own_are_linked_and_ours_is_not_harmed(tmp_
     assert "val_acc" not in run.data.metrics
     (theirs,) = (client.get_run(run_id) for run_id in run.data.tags[names.MADE].split(","))
     assert theirs.data.tags[names.MADE_BY] == run.info.run_id
+    assert theirs.info.status == "FINISHED"
     experiment = client.get_experiment(theirs.info.experiment_id)
     assert experiment.name == "theirs"
+
+
+def test_a_run_of_its_own_that_a_stopped_script_left_open_is_ended(tmp_path: Path, sqlite_uri: str) -> None:
+    script = """
+    import mlflow, time
+    mlflow.set_experiment("theirs")
+    mlflow.start_run()
+    mlflow.log_metric("val_acc", 0.95)
+    time.sleep(600)
+    """
+    observed, run, client = train(script, tmp_path, sqlite_uri, grace_seconds=0)
+    assert observed.outcome is Outcome.CONVERGED
+    assert client.get_run(run.data.tags[names.MADE]).info.status == "KILLED"
 
 
 def test_several_runs_and_the_end_of_ours_change_nothing_about_the_attempt(tmp_path: Path, sqlite_uri: str) -> None:

@@ -65,6 +65,30 @@ def test_of_several_optimizers_the_first_counts_and_that_is_said(tmp_path: Path)
     assert output.count(b"several optimizers step here; the steps of the first are counted") == 1
 
 
+def test_an_optimizer_that_takes_the_place_of_one_that_is_gone_is_counted(tmp_path: Path) -> None:
+    script = BEGIN + (
+        "for epoch in range(3):\n    optimizer = torch.optim.Adam(model.parameters())\n"
+        "    for _ in range(4):\n        optimizer.step()\n"
+    )
+    output = launch(tmp_path, script)
+    assert output == b"\x1e" * 12
+
+
+def test_an_optimizer_that_leaves_off_for_good_makes_room_for_the_next(tmp_path: Path) -> None:
+    script = BEGIN + (
+        "optimizer.step()\nnext_one = torch.optim.Adam(model.parameters())\nfor _ in range(300):\n    next_one.step()\n"
+    )
+    assert launch(tmp_path, script).count(b"\x1e") == 1 + 300 - launcher._LEFT_OFF
+
+
+def test_a_training_loader_that_begins_anew_is_told_and_an_evaluations_is_not(tmp_path: Path) -> None:
+    script = BEGIN + (
+        "from torch.utils.data import DataLoader\ntrain, valid = DataLoader(range(2)), DataLoader(range(3))\n"
+        "for epoch in range(3):\n    for _ in train:\n        optimizer.step()\n    for _ in valid:\n        pass\n"
+    )
+    assert launch(tmp_path, script) == b"\x1e\x1e\x1f\x1e\x1e\x1f\x1e\x1e"
+
+
 def test_workers_that_a_script_forks_count_nothing(tmp_path: Path) -> None:
     script = (
         BEGIN + "import os\nif os.fork() == 0:\n    optimizer.step()\n    os._exit(0)\nos.wait()\noptimizer.step()\n"

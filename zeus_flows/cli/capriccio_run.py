@@ -9,6 +9,7 @@ from rich.console import Console
 
 from zeus_flows.orchestration.capriccio_flow import Summary, run
 from zeus_flows.orchestration.capriccio_view import ConsoleView
+from zeus_flows.orchestration.ephemeral_server import end_server_with_us
 from zeus_flows.orchestration.prefect_runs import print_no_errors
 
 
@@ -17,6 +18,7 @@ def run_locally(
 ) -> Summary:
     """Run the experiment in this process and show it."""
     print_no_errors()
+    end_server_with_us()
     with ConsoleView(console) as view:
 
         @flow(name="capriccio")

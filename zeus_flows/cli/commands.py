@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
+from zeus_flows.cli.deploying import deploy_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
 from zeus_flows.cli.replay import replay
@@ -53,6 +54,7 @@ def main() -> None:
     Start here:
       zeus-flows init                                  write a commented job file
       zeus-flows run job.yaml --simulate v100          run one recurrence on a simulated GPU
+      zeus-flows deploy job.yaml --cron "0 2 * * *"     let Prefect run one every night
 
     \b
     Exit codes: 0 done, 2 a job file or flag is wrong, 3 the target was not reached,
@@ -83,6 +85,7 @@ def init(path: Path, force: bool) -> None:
 @click.option("--simulate", type=_SIMULATED, help="Run on a simulated GPU, whatever the job file says.")
 @click.option("--seed", type=int, help="The job's seed, whatever the job file says.")
 @click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
+@click.option("--mode", type=click.Choice(["off", "observe", "power"]), help="Change less than the job file allows.")
 @click.option("--dry-run", is_flag=True, help="Show what the next recurrence would do; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 def run(
@@ -91,14 +94,22 @@ def run(
     simulate: SimulatedGpu | None,
     seed: int | None,
     tracking_uri: str | None,
+    mode: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Run recurrences of the job that the file JOB describes, each as a Prefect flow run."""
     from zeus_flows.cli import running as local
+    from zeus_flows.core.job import Mode
 
     request = local.Request(
-        job, recurrences=recurrences, simulate=simulate, seed=seed, tracking_uri=tracking_uri, as_json=as_json
+        job,
+        recurrences=recurrences,
+        simulate=simulate,
+        seed=seed,
+        tracking_uri=tracking_uri,
+        mode=None if mode is None else Mode(mode),
+        as_json=as_json,
     )
     sys.exit(local.dry_run(request) if dry_run else local.run(request))
 
@@ -218,5 +229,6 @@ main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
 main.add_command(capriccio_command)
+main.add_command(deploy_command)
 main.add_command(drift_command)
 main.add_command(models_command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from zeus_flows.core import policy, savings
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
+from zeus_flows.core.rollout import in_force, lowered, why_in_force
 from zeus_flows.errors import (
     ConfigError,
     StoreError,
@@ -43,6 +45,7 @@ class Request:
     simulate: SimulatedGpu | None = None
     seed: int | None = None
     tracking_uri: str | None = None
+    mode: Mode | None = None
     as_json: bool = False
 
     def job_file(self) -> JobFile:
@@ -67,7 +70,7 @@ def run(request: Request) -> int:
         for _ in range(request.recurrences):
             done.append(_run_flow(request, uri))
             view.recurrence(done[-1])
-        job = _in_fleet(job_file).core(source)
+        job = in_force(_in_fleet(request, job), done[-1].number)
         saved, experiment_id = _saved(job_file, job, uri, source)
     if request.as_json:
         told = None if saved is None else savings.document(saved)
@@ -112,7 +115,7 @@ def dry_run(request: Request) -> int:
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
     quiet_libraries()
-    job = _in_fleet(job_file).core(trainer.energy_source)
+    job = _in_fleet(request, job_file.core(trainer.energy_source))
     state, number, set_aside = policy.initial(job), 1, None
     if _exists(uri):
         ledger = _ledger(job_file, job, uri, trainer.energy_source)
@@ -120,10 +123,18 @@ def dry_run(request: Request) -> int:
     decision = policy.decide(
         job,
         state,
-        Ask(number, 1, decision_seed(job.seed, number, 1), gpu=trainer.gpu, power_limits_w=trainer.power_limits_w),
+        Ask(
+            number,
+            1,
+            decision_seed(job.seed, number, 1),
+            gpu=trainer.gpu,
+            power_limits_w=trainer.power_limits_w,
+            seconds_left=_seconds_left(job),
+        ),
     )
+    job = in_force(job, number)
     if request.as_json:
-        document = _document(job_file, uri, trainer.energy_source)
+        document = _document(job_file, uri, trainer.energy_source) | {"mode": job.mode, "mode_why": why_in_force(job)}
         document |= {"decision": _told(job, jsonable(decision)), "set_aside": set_aside}
         click.echo(json.dumps(document, indent=2))
     else:
@@ -135,18 +146,28 @@ def dry_run(request: Request) -> int:
     return 0
 
 
+def _seconds_left(job: Job) -> float | None:
+    """Return how long a recurrence that began now would have until its model must be ready."""
+    now = datetime.now(UTC)
+    return None if job.ready_by is None else (job.ready_by.due(now) - now).total_seconds()
+
+
 def _told(job: Job, document: Any) -> Any:
     """Return a document as it may be shown: without joules where they mean nothing."""
     return savings.without_joules(document) if job.in_seconds else document
 
 
 def _run_flow(request: Request, uri: str) -> Recurrence:
+    from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.prefect_runs import print_no_errors
     from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
 
     print_no_errors()
+    end_server_with_us()
     try:
-        return recurrence(str(request.path), simulate=request.simulate, seed=request.seed, tracking_uri=uri)
+        return recurrence(
+            str(request.path), simulate=request.simulate, seed=request.seed, tracking_uri=uri, mode=request.mode
+        )
     except RecurrenceFailed as failure:
         return failure.recurrence
     except Exception as error:
@@ -158,11 +179,13 @@ def _run_flow(request: Request, uri: str) -> Recurrence:
         ) from None
 
 
-def _in_fleet(job_file: JobFile) -> JobFile:
-    """Return the job in the fleet's mode, as its recurrences would run it."""
-    from zeus_flows.orchestration.fleet import with_fleet_mode
+def _in_fleet(request: Request, job: Job) -> Job:
+    """Return the job in the mode that fleet and flag leave it, as its recurrences would run it."""
+    from zeus_flows.orchestration.ephemeral_server import end_server_with_us
+    from zeus_flows.orchestration.fleet import in_fleet
 
-    return with_fleet_mode(job_file)
+    end_server_with_us()
+    return lowered(in_fleet(job), request.mode, "the parameter mode")
 
 
 def _ledger(job_file: JobFile, job: Job, uri: str, energy_source: EnergySource) -> MlflowLedger:

@@ -46,8 +46,10 @@ class LedgerOf:
 
 def janitor(target: LedgerOf) -> int:
     """Deliver what dead processes left in the outbox, close their recurrences, and discard runs nobody refers to."""
+    from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 
+    end_server_with_us()
     job_file, ledger, uri, settings = target.open()
     with closing(
         open_durable(

@@ -188,7 +188,12 @@ class Account:
 
 def tunes_batch_size(job: Job) -> bool:
     """Return whether the job tries batch sizes; in observe mode it tells of those that were tried before."""
-    return job.mode is not Mode.POWER and len(job.batch_sizes) > 1 and job.policy not in ("power", "default")
+    return job.mode is not Mode.POWER and _may_choose(job)
+
+
+def _may_choose(job: Job) -> bool:
+    """Return whether there is anything to choose from and a policy that chooses, whatever the mode is now."""
+    return len(job.batch_sizes) > 1 and job.policy not in ("power", "default")
 
 
 def booked(job: Job, account: Account, observation: Observation) -> tuple[Account, Reached | None]:
@@ -255,7 +260,7 @@ def _seen(account: Account, observation: Observation) -> Account:
 
 def _ran(job: Job, observation: Observation) -> Ran:
     o, b = observation, observation.batch_size
-    chosen = o.mode is Mode.FULL and tunes_batch_size(job)  # by the policy, even where no limit can be set
+    chosen = o.mode is Mode.FULL and _may_choose(job)  # by the policy, even where no limit can be set
     one_limit = o.profile is not None and len(o.profile.measurements) == 1  # none was tried
     left_alone = one_limit and o.power_limit_w is not None and o.power_limit_w == o.limit_before_w
     as_ever = o.control or o.mode in _UNCHANGED or left_alone or (o.power_limit_w is None and not chosen)
@@ -290,6 +295,7 @@ def _whole(observation: Observation) -> bool:
     """Return whether the readings can be compared at all."""
     return (
         observation.energy_complete
+        and observation.foreign_limit_w is None
         and 0 <= observation.energy_j <= MOST
         and 0 <= observation.time_s <= MOST
         and 0 <= observation.host_energy_j <= MOST

@@ -75,6 +75,8 @@ class PlannedCut:
 
 MOST_OF_A_TRIAL = 2.0  # runs of the incumbent that an attempt may cost at most, however well its curve looks
 LIKELY = 0.5  # under a bound, an attempt less likely to complete is stopped after its profile
+EVERY_EPOCH = 10_000  # up to so many, J(K) is computed for every K; beyond, plans must not grow with max_epochs: ...
+FINE, COARSE = 2_000, 2_000  # ... every K up to the first, then so many in equal ratios
 
 Cut = NoCut | CostCut | PlannedCut
 
@@ -153,7 +155,8 @@ def _within_bounds(cut: PlannedCut, allowed: int, epoch_cost_j: float, once_j: f
         allowed = _in_time(cut, cut.at_most_j, allowed, epoch_cost_j, once_j)
     if cut.saved_j is None:
         return allowed
-    for epochs in range(allowed, 1, -1):
+    shorter = range(allowed, 1, -1) if allowed <= EVERY_EPOCH else _epochs_up_to(allowed)[0][:0:-1].astype(int).tolist()
+    for epochs in shorter:
         if expected_excess(cut, epochs, epoch_cost_j=epoch_cost_j, once_j=once_j) <= cut.saved_j:
             return epochs
         if chance_to_complete(cut, epochs - 1) < LIKELY:
@@ -198,10 +201,11 @@ def plan(
     """
     spread = max(cut.variance + cut.noise, 1e-12)
     mean, width, first = cut.log_epochs, spread, 0
+    k, _, _ = _epochs_up_to(max_epochs)
     if foretold is not None:
         width = 1 / (1 / spread + 1 / foretold.variance)
         mean = width * (cut.log_epochs / spread + foretold.log_epochs / foretold.variance)
-        first = min(max(epoch - 1, 0), max_epochs - 1)
+        first = min(int(np.searchsorted(k, epoch)), len(k) - 1)
     expected = _expected_costs(
         mean=mean,
         deviation=math.sqrt(width),
@@ -216,7 +220,7 @@ def plan(
         once=once_j or None,
     )
     cheapest = first + int(expected[first:].argmin())
-    return cheapest + 1, float(expected[cheapest])
+    return int(k[cheapest]), float(expected[cheapest])
 
 
 def plan_many(
@@ -246,7 +250,8 @@ def plan_many(
         max_epochs=max_epochs,
         once=None if once_j is None else once_j[..., None],
     )
-    return expected.argmin(axis=-1) + 1, expected.min(axis=-1)
+    k, _, _ = _epochs_up_to(max_epochs)
+    return k[expected.argmin(axis=-1)].astype(int), expected.min(axis=-1)
 
 
 def _expected_costs(
@@ -263,7 +268,7 @@ def _expected_costs(
     max_epochs: int,
     once: Floats | float | None,
 ) -> Floats:
-    """Return J(K) for K = 1 .. max_epochs, along the last axis; see `PlannedCut`.
+    """Return J(K) for the K of `_epochs_up_to(max_epochs)`, along the last axis; see `PlannedCut`.
 
     `mean` and `deviation` are those of this run's log epochs, `arm_mean` is the arm's, and `shrink` the share of what
     a run deviates by that is doubt about the arm. What an attempt
@@ -284,6 +289,8 @@ def _expected_costs(
 
 @lru_cache(maxsize=64)
 def _epochs_up_to(max_epochs: int) -> tuple[Floats, Floats, Floats]:
-    """Return k = 1 .. max_epochs, log k and log(k + 1/2)."""
-    k = np.arange(1, max_epochs + 1, dtype=float)
+    """Return k = 1 .. max_epochs, log k and log(k + 1/2); some thousands of k where max_epochs is far greater."""
+    k = np.arange(1, (max_epochs if max_epochs <= EVERY_EPOCH else FINE) + 1, dtype=float)
+    if max_epochs > EVERY_EPOCH:
+        k = np.concatenate([k, np.round(np.geomspace(FINE, max_epochs, COARSE + 1)[1:])])
     return k, np.log(k), np.log(k + 0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from zeus_flows.core.ready_by import ReadyBy
 from zeus_flows.errors import ConfigError
 
 
@@ -15,6 +16,14 @@ class Mode(StrEnum):
     OBSERVE = "observe"  # profile briefly, train at the previous power limit, report what could be saved
     POWER = "power"  # keep the default batch size, tune the power limit
     FULL = "full"  # tune both
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """How a job's mode grows: so many recurrences in `observe`, then so many in `power`, then as the job says."""
+
+    observe: int = 0
+    power: int = 0
 
 
 class Selector(StrEnum):
@@ -57,17 +66,21 @@ class Job:
         policy: A name in `zeus_flows.core.policy.POLICIES`.
         selector: What the best power limit minimises; the bandit's objective follows it.
         slowdown: The bound of `Selector.MAX_SLOWDOWN`, at least 1.
-        mode: How much may be changed.
+        mode: How much may be changed; a roll-out may allow less (`zeus_flows.core.rollout`).
+        mode_why: Whose word the mode is; empty where it is the job file's own.
+        rollout: How the mode grows with the recurrences; None: it is the same in all.
         max_attempts: Attempts a recurrence may take before it gives up.
         seed: The job's seed; each decision's seed is derived from it.
         prior: Mean and variance in joules of every arm's cost (Algorithm 2), or None for a flat prior.
         exploration_budget: Share by which cumulative cost may exceed the estimated default's; None: no bound.
         deadline_s: Seconds within which a recurrence must finish; None: no bound.
+        ready_by: The time of day by which it must have finished; None: no bound.
         fingerprint: Hash of what makes observations comparable.
         translate: Whether epoch costs measured on other GPU models guide the choice on one that lacks them (section 7).
         drift: What is done about epochs that change over time.
         control: One in so many recurrences runs the default, to be compared with; None: none does.
         host_power_w: What the machine draws beside its GPUs, in watts; None: what was measured of it counts.
+        accumulate: Whether a batch size that does not fit a GPU's memory is trained in micro-batches, not left alone.
         in_seconds: Joules mean nothing here (no sensor, or a shared GPU): the cost of a run is its time in seconds.
     """
 
@@ -94,6 +107,10 @@ class Job:
     host_power_w: float | None = 0.0
     in_seconds: bool = False
     window_of: WindowOf = WindowOf.ARM
+    accumulate: bool = False
+    mode_why: str = ""
+    rollout: Rollout | None = None
+    ready_by: ReadyBy | None = None
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or tuple(sorted(set(self.batch_sizes))) != self.batch_sizes:

@@ -39,10 +39,12 @@ class ReasonKind(Word):
     EXPLORE = "explore"  # to learn what it costs
     EXPLOIT = "exploit"  # the best known
     RETRY = "retry"  # after an attempt of the same recurrence that was stopped
+    ACCUMULATE = "accumulate"  # again in smaller micro-batches, after it ran out of memory
     PRUNING = "pruning"  # next in Algorithm 3's rounds
     SAMPLED = "sampled"  # drew the least cost
     IN_FLIGHT = "in-flight"  # the best known, while another recurrence explores
     HELD_BACK = "held-back"  # the best known, as budget or deadline leave no room to explore
+    LATE = "late"  # the fastest known, as the model would not be ready in time
     CONTROL = "control"  # the default, to be compared with
     MODE = "mode"  # the default, as the job's mode has it
     BASELINE = "baseline"  # the default, as the policy has it

@@ -65,8 +65,10 @@ class Ask:
         in_flight: Attempts of other recurrences that are under way.
         tried: Batch sizes of this recurrence's earlier attempts.
         power_limits_w: Limits the GPU offers, per GPU; only `grid` wants them.
-        out_of_memory: Those of `tried` that did not fit the GPU.
+        out_of_memory: What of `tried` did not fit the GPU: batch sizes, or micro-batches where it was one.
         under_way: Recurrences that had begun and not ended, this one left out.
+        ran_out: How many attempts right before this one ran out of memory.
+        seconds_left: Until the model must be ready, by the clock of whoever asks; None where the job has no such time.
     """
 
     recurrence: int
@@ -79,6 +81,8 @@ class Ask:
     power_limits_w: tuple[float, ...] = ()
     out_of_memory: tuple[int, ...] = ()
     under_way: tuple[int, ...] = ()
+    ran_out: int = 0
+    seconds_left: float | None = None
 
 
 #: Version of the records as they are stored. Older ones are read for ever.
@@ -94,11 +98,14 @@ class Asked:
         samples_per_epoch: Size of the data set, where it was known.
         in_flight: Attempts of other recurrences that were under way.
         tried: Batch sizes of this recurrence's earlier attempts.
-        out_of_memory: Those of them that did not fit the GPU.
+        out_of_memory: What of them did not fit the GPU.
         power_limits_w: Limits the GPU offered.
         folded: How many observations the history had.
         newest: (recurrence, attempt) of the newest of them.
         under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
+        ran_out: How many attempts right before this one ran out of memory.
+        mode_why: Whose word the decision's mode is; empty where it is the job file's own.
+        seconds_left: Until the model had to be ready; None where the job has no such time.
     """
 
     gpu: Gpu | None = None
@@ -110,6 +117,9 @@ class Asked:
     folded: int = 0
     newest: tuple[int, int] = (0, 0)
     under_way: tuple[int, ...] = ()
+    ran_out: int = 0
+    mode_why: str = ""
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,8 @@ class Decision:
         mode: How much the job might change; None in records of schema 1.
         asked: What was asked; None in records of schema 1.
         schema: Version of the record.
+        micro_batch_size: Samples that go through the GPUs at once, gradients of several being added up; None: the
+            whole batch.
     """
 
     recurrence: int
@@ -147,6 +159,12 @@ class Decision:
     mode: Mode | None = None
     asked: Asked | None = None
     schema: int = SCHEMA
+    micro_batch_size: int | None = None
+
+    @property
+    def micro(self) -> int:
+        """Samples that go through the GPUs at once."""
+        return self.micro_batch_size or self.batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +192,12 @@ class Observation:
         mode: How much the job might change; None in records of schema 1.
         knob: What was tuned; `power_limit_w` is its setting.
         limit_before_w: The limit that was there before, per GPU; None where it is not known.
+        foreign_limit_w: The limit that somebody else set meanwhile; then `energy_j` and `time_s` were spent, and are
+            not those of `power_limit_w`. None where nobody did.
         control: The default ran, to be compared with.
         curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
         schema: Version of the record.
+        micro_batch_size: Copied from the decision.
     """
 
     recurrence: int
@@ -205,9 +226,11 @@ class Observation:
     mode: Mode | None = None
     knob: Knob = Knob.POWER_LIMIT
     limit_before_w: float | None = None
+    foreign_limit_w: float | None = None
     control: bool = False
     curve: tuple[tuple[int, float], ...] = ()
     schema: int = SCHEMA
+    micro_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         believable = (
@@ -228,6 +251,11 @@ class Observation:
     def converged(self) -> bool:
         """Whether the attempt reached the target."""
         return self.outcome is Outcome.CONVERGED
+
+    @property
+    def micro(self) -> int:
+        """Samples that went through the GPUs at once."""
+        return self.micro_batch_size or self.batch_size
 
     @property
     def order(self) -> tuple[int, int]:
@@ -279,7 +307,13 @@ def unobserved(
         detail=detail,
         mode=decision.mode,
         control=decision.control,
+        micro_batch_size=decision.micro_batch_size,
     )
+
+
+def in_parts(of: Decision | Observation) -> str:
+    """Return a batch size for people: as it is, or as the micro-batches that it is made up of, such as `4 x 64`."""
+    return f"{of.batch_size}" if of.micro == of.batch_size else f"{of.batch_size // of.micro} x {of.micro}"
 
 
 def decision_seed(job_seed: int, recurrence: int, attempt: int) -> int:

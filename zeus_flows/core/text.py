@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
+
 from zeus_flows.core.job import Job
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
 
 def joules(value: float) -> str:
@@ -44,3 +49,22 @@ def times(count: float) -> str:
     ('1 run', '3 runs', '2.4 runs')
     """
     return f"{round(count, 1):g} run{'' if count == 1 else 's'}"
+
+
+def one_line(text: str, most: int = 400) -> str:
+    r"""Return a text of any origin for a message: one line of bounded length that a terminal shows as it is.
+
+    >>> one_line("red \x1b[31m"), one_line("x" * 50, most=12)
+    ('red \\x1b[31m', 'xxxxxxxxx...')
+    """
+    cut = text if len(text) <= most else text[: most - 3] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def shown(value: object) -> str:
+    """Return a value of any origin for a message, however large it is.
+
+    >>> shown("x"), shown(list(range(100)))
+    ("'x'", '[0, 1, 2, 3, 4, 5, ...]')
+    """
+    return one_line(_SHORT.repr(value))

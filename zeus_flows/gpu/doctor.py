@@ -124,6 +124,9 @@ def _limits(device: NvmlDevice, state_dir: Path) -> Check:
     found = f"{found}, {entry.previous_w:g} W before"
     if lock.acquire():
         lock.release()
+        if not entry.left_alone(device.power_limit_w()):
+            means = f"process {entry.pid} ended without putting it back, and somebody else has set it since: it stays"
+            return Check(name, Status.OK, found, means)
         means = f"process {entry.pid} ended without putting it back; the next job will"
         return Check(name, Status.WARN, found, means, "type `zeus-flows restore-power` to do it now")
     return Check(name, Status.OK, found, f"a running job (process {entry.pid}) controls it and will put it back")

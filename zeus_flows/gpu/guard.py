@@ -2,7 +2,7 @@
 
 The previous power limit (not the greatest) returns when the guard is released, when the process exits or raises,
 and on SIGTERM, SIGINT and SIGHUP. After SIGKILL, the deletion of a pod or a reboot the journal remembers: the next job
-on the machine, or `zeus-flows restore-power`, puts it back.
+on the machine, or `zeus-flows restore-power`, puts it back. A limit that somebody else has set meanwhile stays.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class PowerGuard:
         self._journal = Journal(folder) if folder else None
         self._locks: list[GpuLock] = []
         self._previous_w: tuple[float, ...] | None = None
+        self._ours_w: list[tuple[float, ...]] = [() for _ in devices]
         self._journaled = False
         self._clocks_locked = False
         self._owner = os.getpid()
@@ -92,6 +93,11 @@ class PowerGuard:
         self._pending: int | None = None
         self._dying = False
         self._handlers: dict[int, Any] = {}
+
+    @property
+    def changed(self) -> bool:
+        """Whether something is to be put back."""
+        return self._previous_w is not None
 
     def probe(self) -> WhyNot | None:
         """Return what `acquire` would return. The GPUs are not kept, and nothing is put back."""
@@ -142,10 +148,15 @@ class PowerGuard:
     def set_power_limit_w(self, watts: float) -> None:
         """Set the power limit of every GPU; where one refuses, put all back and raise."""
         with self._critical():
-            self._remember()
             try:
-                for device in self._devices:
+                self._remember()
+                self._about_to_set(watts)
+            except OSError as error:
+                raise DeviceError(f"the journal of power limits cannot be written ({error.strerror})") from error
+            try:
+                for i, device in enumerate(self._devices):
                     device.set_power_limit_w(watts)
+                    self._ours_w[i] = (watts,)
             except DeviceError:
                 self._restore()
                 raise
@@ -186,19 +197,30 @@ class PowerGuard:
             return
         previous_w = self._previous_w or tuple(device.power_limit_w() for device in self._devices)
         if self._journal is not None:
-            for device, watts in zip(self._devices, previous_w, strict=True):
-                locked = clocks or self._clocks_locked
-                self._journal.write(Entry(device.uuid, watts, clocks_locked=locked, pid=self._owner))
+            for entry in self._entries(previous_w, clocks=clocks or self._clocks_locked):
+                self._journal.write(entry)
         if self._previous_w is None and self._journal is not None:
             atexit.register(self.release)
             self._handle_signals()
         self._previous_w, self._clocks_locked, self._journaled = previous_w, clocks or self._clocks_locked, True
 
+    def _about_to_set(self, watts: float) -> None:
+        """Write down which limits may be ours from now on. Not synced: limits do not outlive a power cut."""
+        assert self._previous_w is not None
+        self._ours_w = [(*ours_w, watts) for ours_w in self._ours_w]
+        if self._journal is not None:
+            for entry in self._entries(self._previous_w, clocks=self._clocks_locked):
+                self._journal.write(entry, sync=False)
+
+    def _entries(self, previous_w: Sequence[float], *, clocks: bool) -> Iterator[Entry]:
+        for device, watts, ours_w in zip(self._devices, previous_w, self._ours_w, strict=True):
+            yield Entry(device.uuid, watts, clocks_locked=clocks, pid=self._owner, ours_w=ours_w)
+
     def _restore(self) -> None:
         if self._previous_w is None or os.getpid() != self._owner:
             return
-        pairs = zip(self._devices, self._previous_w, strict=True)
-        undone = [_undo(device, watts, clocks=self._clocks_locked) for device, watts in pairs]
+        entries = tuple(self._entries(self._previous_w, clocks=self._clocks_locked))
+        undone = [_undo(device, entry) for device, entry in zip(self._devices, entries, strict=True)]
         if self._journal is not None:
             for device, done in zip(self._devices, undone, strict=True):
                 if done:
@@ -208,6 +230,7 @@ class PowerGuard:
         if not all(undone):
             return  # the previous limits stay known: else a later change would take the changed ones for them
         self._previous_w, self._clocks_locked = None, False
+        self._ours_w = [() for _ in self._devices]
         if self._journal is not None:
             atexit.unregister(self.release)
             self._leave_signals()
@@ -306,6 +329,8 @@ def _restore_one(journal: Journal, uuid: str, find: Callable[[str], Device | Non
         entry = _put_back(journal, device)
         if entry is None:
             return Restored(uuid, True, "was put back by another process meanwhile")
+        if not entry.left_alone(limit_w := device.power_limit_w()) and limit_w != entry.previous_w:
+            return Restored(uuid, True, f"somebody else has set the power limit to {limit_w:g} W since; it stays so")
         return Restored(uuid, True, f"the power limit is {entry.previous_w:g} W again")
     except PowerPermissionError:
         text = "may not be changed by this user: type `sudo zeus-flows restore-power`"
@@ -321,11 +346,11 @@ def _restore_one(journal: Journal, uuid: str, find: Callable[[str], Device | Non
 def _put_back(journal: Journal, device: Device) -> Entry | None:
     """Put back the limit that a dead process left on a GPU. The caller holds its lock. Return the entry, or None."""
     entry = journal.read(device.uuid)
-    if entry is not None:
-        device.set_power_limit_w(entry.previous_w)
-        if entry.clocks_locked:
-            device.reset_clocks()
-        journal.remove(device.uuid)
+    if entry is None:
+        return None
+    ours = _put_back_ours(device, entry)
+    journal.remove(device.uuid)
+    if ours:
         log.warning(
             "%s: process %s ended without putting its power limit back; it is %g W again",
             device.uuid,
@@ -335,13 +360,39 @@ def _put_back(journal: Journal, device: Device) -> Entry | None:
     return entry
 
 
-def _undo(device: Device, watts: float, *, clocks: bool) -> bool:
-    """Return whether a GPU is as it was before."""
+def _put_back_ours(device: Device, entry: Entry) -> bool:
+    """Put back what an entry says, but for a limit that somebody else has set since. Return whether it was ours."""
+    limit_w = _limit_or_none(device)
+    ours = limit_w is None or entry.left_alone(limit_w)
+    if ours:
+        device.set_power_limit_w(entry.previous_w)
+    elif limit_w != entry.previous_w:
+        log.info(
+            "%s: the power limit is %g W, not the %g W that was set here: somebody else set it, and it stays",
+            device.uuid,
+            limit_w,
+            entry.ours_w[-1],
+        )
+    if entry.clocks_locked:
+        device.reset_clocks()
+    return ours
+
+
+def _limit_or_none(device: Device) -> float | None:
+    """Return the limit in force; None where it cannot be read: then it is put back blindly."""
+    try:
+        return device.power_limit_w()
+    except DeviceLost:
+        raise
+    except DeviceError:
+        return None
+
+
+def _undo(device: Device, entry: Entry) -> bool:
+    """Return whether nothing is left to put back on a GPU."""
     for attempt in range(_TRIES):
         try:
-            device.set_power_limit_w(watts)
-            if clocks:
-                device.reset_clocks()
+            _put_back_ours(device, entry)
             return True
         except DeviceLost as error:
             log.error("%s; its journal is kept", error)

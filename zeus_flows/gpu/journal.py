@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +27,32 @@ class Entry:
         previous_w: Its power limit.
         clocks_locked: Whether its graphics clocks were locked by us, to be reset.
         pid: The process that changed it.
+        ours_w: The limits of which one is in force unless somebody else set another since: the one that was set last,
+            and the one that was about to be. Empty: that is not known.
     """
 
     uuid: str
     previous_w: float
     clocks_locked: bool
     pid: int
+    ours_w: tuple[float, ...] = ()
+
+    def left_alone(self, limit_w: float) -> bool:
+        """Return whether a limit is one that we set: then nobody else has changed it since."""
+        return not self.ours_w or is_ours(limit_w, self.ours_w)
+
+
+#: Drivers may round a limit that is set.
+_ROUNDED_W = 1.0
+
+
+def is_ours(limit_w: float, ours_w: Iterable[float]) -> bool:
+    """Return whether a limit that is read is one of those that we set.
+
+    >>> is_ours(150.0, (175.0, 150.4)), is_ours(200.0, (175.0, 150.0))
+    (True, False)
+    """
+    return any(abs(limit_w - watts) <= _ROUNDED_W for watts in ours_w)
 
 
 class Journal:
@@ -40,17 +61,19 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, entry: Entry) -> None:
-        """Put an entry on the disk: when this returns, it survives a power cut."""
+    def write(self, entry: Entry, *, sync: bool = True) -> None:
+        """Put an entry on the disk: when this returns, it survives a kill, and a power cut where it is synced."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(entry.uuid)
         draft = path.with_suffix(".draft")
         with draft.open("w") as file:
             file.write(to_text(entry))
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         draft.replace(path)
-        self._sync_folder()
+        if sync:
+            self._sync_folder()
 
     def remove(self, uuid: str) -> None:
         """Forget an entry."""

@@ -1,4 +1,4 @@
-"""One switch for a whole fleet: a Prefect variable that overrides every job's mode at decision time."""
+"""One switch for a whole fleet: a Prefect variable that lowers every job's mode at decision time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 
 from prefect.variables import Variable
 
-from zeus_flows.core.job import Mode
-from zeus_flows.job_file import JobFile
+from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.rollout import lowered
 
 log = logging.getLogger(__name__)
 
@@ -15,17 +15,21 @@ log = logging.getLogger(__name__)
 VARIABLE = "zeus_flows_mode"
 
 
-def with_fleet_mode(job_file: JobFile) -> JobFile:
-    """Return the job in the mode that the fleet's variable says, if it says one.
+def in_fleet(job: Job) -> Job:
+    """Return the job in the mode that the fleet's variable says, where that changes less than the job's own."""
+    return lowered(job, fleet_mode(), f"the Prefect variable {VARIABLE}")
+
+
+def fleet_mode() -> Mode | None:
+    """Return the mode that the fleet's variable says; None where it says none.
 
     A value that is no mode is reported and changes nothing: a typing error must not stop a fleet.
     """
     stated: object = Variable.get(VARIABLE, default=None)
     if stated is None:
-        return job_file
+        return None
     try:
-        mode = Mode(str(stated).strip().lower())
+        return Mode(str(stated).strip().lower())
     except ValueError:
         log.warning("the Prefect variable %s is %r, which is none of %s", VARIABLE, stated, ", ".join(Mode))
-        return job_file
-    return job_file.model_copy(update={"mode": mode})
+        return None

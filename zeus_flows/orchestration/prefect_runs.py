@@ -6,6 +6,7 @@ import logging
 from uuid import UUID
 
 import httpx
+from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import PrefectConsoleHandler
@@ -34,6 +35,17 @@ def bury_flow_run(flow_run_id: str, why: str) -> None:
                 client.set_flow_run_state(UUID(flow_run_id), Crashed(message=message), force=True)
     except (ObjectNotFound, ValueError, httpx.HTTPError) as error:
         log.warning("Prefect could not be told that flow run %s is dead: %s", flow_run_id, type(error).__name__)
+
+
+def rename_flow_run(name: str) -> bool:
+    """Give this flow run another name; return whether Prefect took it."""
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(str(runtime.flow_run.id)), name=name)
+    except (ObjectNotFound, ValueError, httpx.HTTPError) as error:
+        log.warning("this flow run could not be called %s: %s", name, type(error).__name__)
+        return False
+    return True
 
 
 def print_no_errors() -> None:

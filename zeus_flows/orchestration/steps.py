@@ -16,8 +16,12 @@ from prefect.tasks import Task
 from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
+from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
+from zeus_flows.ledger.mlflow import names
+from zeus_flows.orchestration.events import Happening, tell, tell_decision, tell_observation
+from zeus_flows.orchestration.prefect_runs import rename_flow_run
 from zeus_flows.recurrence.loop import Attempt, Recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
@@ -125,8 +129,12 @@ class PrefectSteps:
         self._key = _key(local.job.name)
 
     def begin(self) -> int:
-        """Take the next recurrence number."""
-        return self._local.begin()
+        """Take the next recurrence number, and name the flow run after it."""
+        number = self._local.begin()
+        name = f"{self._local.job.name} #{number}"
+        if rename_flow_run(name):
+            self._local.note({names.PREFECT_FLOW_RUN_NAME: name})
+        return number
 
     def gate(self, recurrence: int) -> GateCheck | None:
         """Ask the drift gate in a task, where the job has one; show what it found."""
@@ -141,6 +149,9 @@ class PrefectSteps:
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Decide in a task; show the beliefs behind the decision as a table."""
         attempt = _decide(self._local, recurrence, earlier)
+        if attempt.decision.reason.kind is ReasonKind.LATE:
+            get_run_logger().warning("late: %s", attempt.decision.reason.text)
+        tell_decision(self._local.job, attempt.decision)
         create_table_artifact(
             key=f"{self._key}-decision",
             table=decision_table(self._local.job, attempt.decision),
@@ -163,10 +174,13 @@ class PrefectSteps:
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write the outcome in a task."""
         _observe(self._local, attempt, observation)
+        tell_observation(self._local.job, observation)
 
     def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
-        """Write the recurrence's end and its point of the series."""
+        """Write the recurrence's end and its point of the series; tell of drift that it shows."""
         self._local.end(recurrence, observations)
+        if (found := self._local.drift(observations)) is not None:
+            tell(self._local.job, Happening.DRIFTED, recurrence=recurrence, text=found.text)
 
 
 def decision_table(job: Job, decision: Decision) -> list[dict[str, str]]:

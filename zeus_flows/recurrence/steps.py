@@ -6,17 +6,20 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import NoReturn, Protocol
 
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
+from zeus_flows.core.drift_windows import Boundary, Cause, boundary
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
 from zeus_flows.core.promotion import Version
 from zeus_flows.core.reasons import Reason, ReasonKind
-from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
+from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed, in_parts
+from zeus_flows.core.rollout import in_force
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
@@ -47,6 +50,7 @@ class LocalSteps:
         gate: The job's drift gate; None: every recurrence trains, as in a job that is off.
         learning_rate: Returns the learning rate of a batch size, to be written with the decision.
         champion: Returns the version of the job's model that is in use; None where there is none.
+        seconds_left: Reads the clock: how long until the model must be ready; None where the job has no such time.
     """
 
     def __init__(
@@ -57,11 +61,11 @@ class LocalSteps:
         context: Mapping[str, str] | None = None,
         gate: DriftGate | None = None,
         learning_rate: Callable[[int], float] | None = None,
+        seconds_left: Callable[[], float] | None = None,
         champion: Callable[[], Version | None] = lambda: None,
     ) -> None:
-        self._champion = champion
-        self._learning_rate = learning_rate
-        self._decided_on = policy.initial(job)
+        self._learning_rate, self._seconds_left, self._champion = learning_rate, seconds_left, champion
+        self._decided_on = self._began_on = policy.initial(job)
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {names.GPU: trainer.gpu.key} | dict(context or {})
         self._gate = None if job.mode is Mode.OFF else gate
@@ -69,6 +73,10 @@ class LocalSteps:
     def begin(self) -> int:
         """Take the next recurrence number."""
         return self.ledger.begin()
+
+    def note(self, tags: Mapping[str, str]) -> None:
+        """Take tags for the runs of the attempts to come, beside those there are."""
+        self._context |= dict(tags)
 
     @property
     def has_gate(self) -> bool:
@@ -94,7 +102,7 @@ class LocalSteps:
         reached("after-ask")
         question = self._question(recurrence, history.state.newest_model)
         try:
-            check = self._gate.check(question, self.job.mode)
+            check = self._gate.check(question, in_force(self.job, recurrence).mode)
         except BaseException as order:  # to stop: the gate's run must not look as if it went on
             with suppress(StoreError):
                 self.ledger.gated(check_id, self._gate.broken(question, order))
@@ -129,8 +137,10 @@ class LocalSteps:
                 in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
                 tried=tuple([observation.batch_size for observation in earlier]),
                 power_limits_w=self.trainer.power_limits_w,
-                out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
+                out_of_memory=tuple([o.micro for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
                 under_way=tuple([r for r in history.under_way if r != recurrence]),
+                ran_out=len(list(takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier)))),
+                seconds_left=None if self._seconds_left is None else round(self._seconds_left(), 1),
             ),
         )
         if history.degraded:
@@ -143,8 +153,10 @@ class LocalSteps:
         reached("after-decided")
         state, gpu = history.state, self.trainer.gpu
         self._decided_on = state
+        if not earlier:
+            self._began_on = state
         overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
-        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
+        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu, decision.micro), overheads)
 
     def train(self, attempt: Attempt) -> Observation:
         """Train the attempt. One that breaks is observed as failed before its exception goes on."""
@@ -166,7 +178,7 @@ class LocalSteps:
 
         try:
             observation = self.trainer.train(
-                self.job,
+                in_force(self.job, attempt.decision.recurrence),
                 attempt.decision,
                 attempt.profile,
                 report,
@@ -188,14 +200,23 @@ class LocalSteps:
 
     def _with_what_was_tried(self, observation: Observation) -> Observation:
         """Let an observer's report name the batch sizes that were tried before, with their doubt."""
-        if self.job.mode is not Mode.OBSERVE:
+        job = in_force(self.job, observation.recurrence)
+        if job.mode is not Mode.OBSERVE:
             return observation
-        tried = tried_batch_sizes(self.job, policy.advance(self.job, self._decided_on, observation))
+        tried = tried_batch_sizes(job, policy.advance(self.job, self._decided_on, observation))
         return replace(observation, detail="; ".join((observation.detail, *(t.sentence for t in tried))))
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write how it went."""
         self.ledger.observed(attempt.id, observation)
+
+    def drift(self, observations: tuple[Observation, ...]) -> Boundary | None:
+        """Return the drift that a recurrence's observations show, by what was known when it began; None: none."""
+        after = self._began_on
+        for observation in observations:
+            after = policy.advance(self.job, after, observation)
+        found = boundary(self.job, self._began_on, after, observations, recurrences=0) if observations else None
+        return found if found is not None and found.kind is Cause.DRIFT else None
 
     def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
         """Write the recurrence's end and its point of the series."""
@@ -203,11 +224,19 @@ class LocalSteps:
 
 
 def stand_in(job: Job, decision: Decision) -> Decision:
-    """Return the decision for a recurrence whose history could not be read: the default batch size, uncut."""
+    """Return the decision for a recurrence whose history could not be read: the default batch size, uncut.
+
+    After an attempt that ran out of memory what was decided stays: the default would run out of it again.
+    """
+    ran_out = decision.asked is not None and bool(decision.asked.out_of_memory)
+    batch_size = decision.batch_size if ran_out else job.default_batch_size
     text = f"MLflow did not answer: the default batch size {job.default_batch_size} stands in"
+    if ran_out:
+        text = f"MLflow did not answer, and memory ran out: batch size {in_parts(decision)} stands in"
     return replace(
         decision,
-        batch_size=job.default_batch_size,
+        batch_size=batch_size,
+        micro_batch_size=decision.micro_batch_size if ran_out else None,
         reason=Reason(ReasonKind.DEGRADED, text),
         cut=NoCut(),
         explores=False,

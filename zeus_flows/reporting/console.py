@@ -13,7 +13,9 @@ from rich.text import Text
 
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
-from zeus_flows.core.records import Decision, EnergySource
+from zeus_flows.core.reasons import ReasonKind
+from zeus_flows.core.records import Decision, EnergySource, in_parts
+from zeus_flows.core.rollout import why_in_force
 from zeus_flows.core.savings import Savings
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table
@@ -63,7 +65,7 @@ class RunView:
         attempt, last = done.attempts[-1]
         self._show(
             str(done.number),
-            "→".join(str(observation.batch_size) for _, observation in done.attempts),
+            "→".join(in_parts(observation) for _, observation in done.attempts),
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
             "" if self._in_seconds else joules(done.energy_j + done.host_energy_j),
             seconds(done.time_s),
@@ -125,6 +127,8 @@ def show_decision(
         f"observation{'' if observations == 1 else 's'}:\n"
         f"  {decision.reason.text}"
     )
+    if decision.reason.kind is not ReasonKind.MODE:  # which says so
+        console.print(f"The mode is {job.mode}, {why_in_force(job)}.")
     table = Table("batch size", "what is known", "expected cost", "drawn")
     for arm in decision.reason.arms:
         table.add_row(

@@ -16,7 +16,7 @@ from zeus_flows.core.promotion import Candidate, fold, is_by_hand
 from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import JobFile
-from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, Entry, ModelRegistry, moves_of
+from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
 from zeus_flows.ledger.open_ledger import open_direct
 from zeus_flows.reporting.text import cost_text, joules, seconds
 
@@ -34,7 +34,7 @@ class ModelsOf:
     """
 
     job_file: JobFile
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LoggedEntry, ...] = ()
     champion: int | None = None
     challenger: int | None = None
     by_hand: bool = False
@@ -112,7 +112,7 @@ def show_models(console: Console, models: ModelsOf) -> None:
         console.print("[yellow]Simulated energy:[/] the joules come from a model of the GPU.")
 
 
-def _row(models: ModelsOf, entry: Entry) -> dict[str, Any]:
+def _row(models: ModelsOf, entry: LoggedEntry) -> dict[str, Any]:
     candidate, observed = entry.candidate, entry.observation
     verdict = candidate.verdict if candidate is not None else None
     row: dict[str, Any] = {
@@ -152,5 +152,5 @@ def _word(accepted: bool) -> str:
     return "accepted" if accepted else "refused"
 
 
-def _candidates(entries: Sequence[Entry]) -> list[Candidate]:
+def _candidates(entries: Sequence[LoggedEntry]) -> list[Candidate]:
     return [entry.candidate for entry in entries if entry.candidate is not None]

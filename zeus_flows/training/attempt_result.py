@@ -87,19 +87,29 @@ class AttemptResult:
             energy_complete=books.complete,
             explores=task.decision.explores,
             fingerprint=task.job.fingerprint,
-            detail=self.detail,
+            detail=self.detail + _foreign(books.foreign_limit_w),
             parts=books.parts,
             host_energy_j=books.host_energy_j,
             mode=task.job.mode,
             limit_before_w=tuner.before_w if has_limits else None,
+            foreign_limit_w=books.foreign_limit_w,
             control=task.decision.control,
             curve=self.curve.points,
+            micro_batch_size=task.decision.micro_batch_size,
         )
 
 
 def observer_report(task: AttemptTask, gpus: Gpus, observed: Observation) -> str:
     """Return, as a sentence, what the best power limit would have saved an attempt that was only observed."""
-    if not gpus.power.can_set:
+    if not gpus.power.can_set and observed.foreign_limit_w is None:
         return f"no power limit could be tried: {gpus.power.why_not}"
+    if observed.foreign_limit_w is not None:
+        return "what other limits would have saved cannot be told"
     saved = would_have_saved(task.job, observed)
     return saved.sentence if saved else "power limits are not all measured yet"
+
+
+def _foreign(limit_w: float | None) -> str:
+    if limit_w is None:
+        return ""
+    return f"; somebody else set the power limit to {limit_w:g} W meanwhile, so its energy says nothing about ours"

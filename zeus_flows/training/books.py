@@ -136,6 +136,7 @@ class Books:
             metric=metric,
             parts=_sum(before.parts, self.parts(profile)),
             host_energy_j=before.host_energy_j + self._host_j(span.time_s),
+            foreign_limit_w=before.foreign_limit_w or self._gpus.power.foreign_w,
         )
 
     def parts(self, profile: PowerProfile | None) -> Parts:

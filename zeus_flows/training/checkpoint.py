@@ -28,6 +28,7 @@ class Progress:
         metric: The metric reported last.
         parts: What they took beside training steps.
         host_energy_j: What the machine drew beside its GPUs meanwhile.
+        foreign_limit_w: The power limit that somebody else set meanwhile; None where nobody did.
         curve: The learning curve so far.
     """
 
@@ -40,6 +41,7 @@ class Progress:
     metric: float | None = None
     parts: Parts = field(default_factory=Parts)
     host_energy_j: float = 0.0
+    foreign_limit_w: float | None = None
     curve: tuple[tuple[int, float], ...] = ()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from zeus_flows.core.job import Job, Mode
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: A stored profile whose power or speed is off by more than this is measured again.
 TOLERANCE = 0.05
+#: A look whether the limit is still ours may take 20 ms: where nothing is profiled, there is one in so many seconds.
+LOOK_S = 5.0
 #: The limit is changed within an attempt only where whole epochs are cheaper by this share.
 WORTH_A_CHANGE = 0.005
 
@@ -67,6 +70,7 @@ class LimitTuner:
         self.samples_per_epoch = 0
         self._profiler = self._make_profiler(known, made_with)
         self._checker: PowerProfiler | None = None
+        self._looked_s = gpus.now_s()
         self.measuring: PowerProfiler | None = None
 
     @property
@@ -100,6 +104,14 @@ class LimitTuner:
             and (self._decision.tune_power or self._job.mode is Mode.OBSERVE)
         )
 
+    def look(self, *, after_s: float = LOOK_S) -> None:
+        """Find out whether somebody else has changed the limit, where the last look was so many seconds ago."""
+        now_s = self._gpus.now_s()
+        if now_s - self._looked_s >= after_s:
+            self._looked_s = now_s
+            with suppress(DeviceError):  # a GPU that is lost says so to whoever measures
+                self._gpus.power.limit_w()
+
     def begin(self) -> None:
         """Apply the best known limit when training begins."""
         if not self._profiler.active:
@@ -110,7 +122,9 @@ class LimitTuner:
     def resume(self) -> None:
         """Go on measuring, where something is to be measured: steps begin."""
         measuring = self._profiler if self._profiler.active else self._checker
-        if measuring is not None:
+        if measuring is None:
+            self.look()
+        else:
             measuring.samples_per_epoch = self.samples_per_epoch
             measuring.begin()
         self.measuring = measuring
@@ -118,7 +132,9 @@ class LimitTuner:
     def pause(self) -> None:
         """Keep the unfinished measurement while no steps run: they have ended, or an evaluation begins."""
         measuring, self.measuring = self.measuring, None
-        if measuring is not None and measuring.end():
+        if measuring is None:
+            self.look()
+        elif measuring.end():
             self._conclude(measuring)
 
     def measured(self) -> None:
@@ -171,6 +187,7 @@ class LimitTuner:
             self._gpus,
             job=self._job,
             batch_size=decision.batch_size,
+            micro_batch_size=decision.micro_batch_size,
             limits_w=limits,
             known=known,
             profile_s=section.profile_seconds,
@@ -217,16 +234,18 @@ class LimitTuner:
             )
 
     def _apply(self, wanted_w: float) -> None:
-        if self._gpus.power.can_set:
+        power = self._gpus.power
+        if power.can_set:
             try:
-                if self._gpus.power.limit_w() != wanted_w:
-                    self._gpus.power.set_limit_w(wanted_w)
+                if power.limit_w() != wanted_w and power.foreign_w is None:
+                    power.set_limit_w(wanted_w)
             except DeviceLost:
                 raise
             except DeviceError as error:
                 log.warning("the power limit stays as it is: %s", error)
                 wanted_w = self.before_w
-        self.settled_w = wanted_w
+        if power.foreign_w is None:
+            self.settled_w = wanted_w
 
     def _said_of(self, limit_w: float) -> LimitMeasurement | None:
         profile = self._profiler.profile

@@ -57,6 +57,7 @@ class PowerProfiler:
         job: Its selector and eta say which limits cannot win any more.
         batch_size: The arm.
         limits_w: The limits to choose among.
+        micro_batch_size: Samples that go through the GPUs at once; None: the whole batch.
         known: What earlier attempts measured; only what it lacks is measured.
         profile_s: Seconds a limit is measured for; where epochs are short, a tenth of one, but `least_s` at least.
         warmup_s: Seconds after a limit was set that are discarded; where spans are shorter, a fifth of one.
@@ -86,9 +87,11 @@ class PowerProfiler:
         least_s: float = LEAST_S,
         always_w: Iterable[float] = (),
         skip_losers: bool = True,
+        micro_batch_size: int | None = None,
     ) -> None:
-        self._gpus, self._batch_size = gpus, batch_size
-        empty, host_w = PowerProfile(batch_size, gpus.gpu, ()), job.host_power_w or 0.0
+        self._gpus = gpus
+        self._empty = empty = PowerProfile(batch_size, gpus.gpu, (), micro_batch_size=micro_batch_size)
+        host_w = job.host_power_w or 0.0
         self._readings = LimitReadings(
             limits_w,
             known,
@@ -120,7 +123,7 @@ class PowerProfiler:
         """What is known now, complete or not; None where nothing is."""
         under_way = self._limit_w
         begun = None if under_way is None else self._measured(under_way, begun=True)
-        return self._readings.profile(self._batch_size, self._gpus.gpu, done=under_way is None, begun=begun)
+        return self._readings.profile(self._empty, done=under_way is None, begun=begun)
 
     def distrust(self, measured: LimitMeasurement) -> None:
         """Measure every limit again: one of them contradicted the profile."""
@@ -129,7 +132,8 @@ class PowerProfiler:
 
     def begin(self) -> None:
         """Go on with the limit that is under way: an epoch's steps begin."""
-        self._open()
+        if self.active and self._limit_is_ours():
+            self._open()
 
     def ran(self, samples: int) -> bool:
         """Count a step; close a warm-up or a span that is long enough. Return whether that ended the profiling."""
@@ -186,7 +190,7 @@ class PowerProfiler:
         if self._limit_w is None or self.broken:
             return
         try:
-            if self._gpus.power.limit_w() != self._limit_w:
+            if self._gpus.power.last_limit_w != self._limit_w:
                 self._gpus.power.set_limit_w(self._limit_w)
             self._mark = self._gpus.mark()
             self._pending, self._not_before_s = 0, 0.0
@@ -194,6 +198,19 @@ class PowerProfiler:
             raise
         except DeviceError as error:
             self.broken = str(error)
+
+    def _limit_is_ours(self) -> bool:
+        """Whether the limit is as we left it, and the span that ends here one of our limit; else profiling is over."""
+        try:
+            self._gpus.power.limit_w()
+        except DeviceLost:
+            raise
+        except DeviceError as error:
+            self.broken = str(error)
+            return False
+        if self._gpus.power.foreign_w is not None:
+            self.broken = self._gpus.power.why_not
+        return not self.broken
 
     def _close(self) -> None:
         """Book the time since the mark; move on to the next limit when this one has enough."""
@@ -203,6 +220,7 @@ class PowerProfiler:
         self.time_s += span.time_s
         if not span.complete:
             self.broken = "a power reading failed"
+        if self.broken or not self._limit_is_ours():
             return
         if span.time_s > 0:
             self._rate = max(self._rate, self._pending / span.time_s)

@@ -37,7 +37,7 @@ from zeus_flows.job_file import JobFile
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, Entry, ModelRegistry, moves_of
+from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
 from zeus_flows.training.keeping import Staging
 from zeus_flows.training.trainer import Measure, load_function, timed, what_happened
 
@@ -141,7 +141,7 @@ class Promoter:
             sending.over()
             reached("after-sent")
 
-    def _register(self, entries: Sequence[Entry]) -> bool:
+    def _register(self, entries: Sequence[LoggedEntry]) -> bool:
         """Make versions of kept models that are none yet; return whether there were any."""
         news = False
         for entry in entries:
@@ -151,7 +151,7 @@ class Promoter:
                 news = True
         return news
 
-    def _tags(self, entry: Entry, observed: Observation) -> dict[str, str]:
+    def _tags(self, entry: LoggedEntry, observed: Observation) -> dict[str, str]:
         cost = names.COST_S if self._job.in_seconds else names.COST_J
         shown = {
             names.JOB: self._job.name,
@@ -179,7 +179,7 @@ class Promoter:
             entries = self._entries()
         return self._move(entries, lines)
 
-    def _judge(self, candidate: Candidate, entries: Sequence[Entry], alias: int | None, lines: list[str]) -> None:
+    def _judge(self, candidate: Candidate, entries: Sequence[LoggedEntry], alias: int | None, lines: list[str]) -> None:
         """Give a candidate its verdict, and say so."""
         standing = fold(_candidates(entries))
         by_number = {e.candidate.version.number: e for e in entries if e.candidate is not None}
@@ -206,7 +206,7 @@ class Promoter:
 
     # -- aliases -----------------------------------------------------------------------------------------------------
 
-    def _move(self, entries: Sequence[Entry], lines: list[str]) -> Promoted:
+    def _move(self, entries: Sequence[LoggedEntry], lines: list[str]) -> Promoted:
         standing = fold(_candidates(entries))
         aliases, moves, newest = self._registry.aliases(), moves_of(entries), entries[-1]
         alias, by_hand = aliases.get(CHAMPION), False
@@ -227,16 +227,16 @@ class Promoter:
             lines.append(f"version {alias} was made champion by hand, and stays so until a newer model is accepted")
         return Promoted(_named(alias, entries), by_hand, tuple(lines))
 
-    def _entries(self) -> tuple[Entry, ...]:
+    def _entries(self) -> tuple[LoggedEntry, ...]:
         among = 1 if self._evaluation is None else self._evaluation.among
         return self._registry.entries(self._experiment_id(), champions=among + 1)
 
 
-def _candidates(entries: Sequence[Entry]) -> list[Candidate]:
+def _candidates(entries: Sequence[LoggedEntry]) -> list[Candidate]:
     return [entry.candidate for entry in entries if entry.candidate is not None]
 
 
-def _named(number: int | None, entries: Sequence[Entry]) -> Version | None:
+def _named(number: int | None, entries: Sequence[LoggedEntry]) -> Version | None:
     return next((c.version for c in _candidates(entries) if c.version.number == number), None)
 
 
@@ -244,7 +244,7 @@ def _next(standing: Promotions) -> Candidate | None:
     return standing.waiting[0] if standing.waiting else None
 
 
-def _description(entry: Entry, observed: Observation) -> str:
+def _description(entry: LoggedEntry, observed: Observation) -> str:
     return (
         f"Recurrence {entry.recurrence}, attempt {entry.attempt}, batch size {observed.batch_size}: {observed.detail}"
     )

@@ -104,7 +104,7 @@ class LocalTrainer:
             checkpoints = self._checkpoints[key] = Checkpoints(self._settings.state_dir / "checkpoints")
         began_after = checkpoints.progress.epoch if checkpoints.progress is not None else 0
         try:
-            opened = self._open(decision.batch_size)
+            opened = self._open(decision.micro)
         except DeviceError as error:
             never_began = unobserved(
                 decision,
@@ -139,7 +139,7 @@ class LocalTrainer:
                 keeper.close(converged=False)
                 if _is_out_of_memory(error):
                     observation = session.failed(
-                        Outcome.OUT_OF_MEMORY, f"batch size {decision.batch_size} does not fit {gpus.gpu.key}"
+                        Outcome.OUT_OF_MEMORY, f"{_at_once(decision)} does not fit {gpus.gpu.key}"
                     )
                     _let_go_of(error)
                 else:
@@ -214,6 +214,12 @@ class LocalTrainer:
             count=self._job_file.gpus,
             zeusd=ZeusdAddress(self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token),
         )
+
+
+def _at_once(decision: Decision) -> str:
+    """Return what goes through the GPUs at once, for people."""
+    whole = f"batch size {decision.batch_size}"
+    return whole if decision.micro_batch_size is None else f"{whole} in micro-batches of {decision.micro}"
 
 
 def timed(evaluate: Callable[[], object]) -> tuple[object, float, float]:

@@ -1,9 +1,10 @@
 """Exploring only where it fits: within a budget over all recurrences, within a deadline for this one.
 
-A deadline is hard: whatever is tried, a run of the best known arm must still fit after it. A budget holds in
-expectation: every recurrence of the best known arm saves up, and an exploration begins as soon as that covers what it
-is expected to cost beyond such a run. So a budget delays, and never forbids; a reason tells how long. What an arm costs
-is known after its first epoch; `PlannedCut` and `epochs_allowed` keep the bounds from then on.
+A deadline, and a time of day by which a model must be ready, is hard: whatever is tried, a run of the best known arm
+must still fit after it. A budget holds in expectation: every recurrence of the best known arm saves up, and an
+exploration begins as soon as that covers what it is expected to cost beyond such a run. So a budget delays, and never
+forbids; a reason tells how long. What an arm costs is known after its first epoch; `PlannedCut` and `epochs_allowed`
+keep the bounds from then on.
 """
 
 from __future__ import annotations
@@ -87,11 +88,17 @@ class Trial:
     late: bool = False
 
 
+def apply(job: Job, ask: Ask) -> bool:
+    """Return whether there are bounds to keep."""
+    timed = job.deadline_s is not None or ask.seconds_left is not None
+    return job.policy != "zeus-paper" and (timed or job.exploration_budget is not None)
+
+
 def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> Choice:
     """Return the exploration within its bounds, or the safe choice where it does not fit.
 
     Args:
-        job: With `exploration_budget` or `deadline_s`, or both.
+        job: With `exploration_budget`, `deadline_s` or `ready_by`.
         state: What was spent so far.
         ask: Which recurrence, on which GPU.
         choice: The exploration that the policy would like.
@@ -103,11 +110,10 @@ def bounded(job: Job, state: State, ask: Ask, choice: Choice, safe: Choice) -> C
     budget = deadline = None
     if gpu is not None and job.exploration_budget is not None:
         budget = _budget(job, state, ask, safe, gpu)
-    if gpu is not None and job.deadline_s is not None:
-        deadline = _before_deadline(job, state, ask, safe, gpu, job.deadline_s)
-    untold = (job.exploration_budget is not None and budget is None) or (
-        job.deadline_s is not None and deadline is None
-    )
+    left_s = _seconds_left(job, state, ask)
+    if gpu is not None and left_s is not None:
+        deadline = _before_deadline(job, state, ask, safe, gpu, left_s)
+    untold = (job.exploration_budget is not None and budget is None) or (left_s is not None and deadline is None)
     if gpu is None or untold:
         return _held_back(
             safe, choice, "is not tried: what a run takes is not known well enough yet to keep the bounds"
@@ -227,7 +233,14 @@ def _steady_cost(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu) -> fl
     return _cost(safe, 0.0)
 
 
-def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, deadline_s: float) -> Deadline | None:
+def _seconds_left(job: Job, state: State, ask: Ask) -> float | None:
+    """Return the seconds that this recurrence may still take; None where nothing bounds them."""
+    elapsed_s = state.current[2] if state.current[0] == ask.recurrence else 0.0
+    of_deadline = None if job.deadline_s is None else job.deadline_s - elapsed_s
+    return min((s for s in (of_deadline, ask.seconds_left) if s is not None), default=None)
+
+
+def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, left_s: float) -> Deadline | None:
     """Return what may be spent before the deadline so that the best known arm can still run after it.
 
     A late recurrence is worse than a dear one: there is no more room where the exploration is likely to complete.
@@ -246,13 +259,12 @@ def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, d
     profile = profiles[safe.batch_size]
     at = best_limit(job, profile, samples_per_epoch=samples, overheads=known)
     epoch = epoch_at(profile, at, samples_per_epoch=samples, overheads=known)
-    elapsed_s = state.current[2] if state.current[0] == ask.recurrence else 0.0
     following_s = following_j / cost_per_s(epoch, known.host_w)
     # The arm to be tried is taken to cost as little a second as anything measured: then a joule lasts longest.
     parts = [Part(1, m.average_power_w, 1.0) for p in profiles.values() for m in p.measurements]
     parts += [known.per_epoch(at.power_limit_w, profile), known.once_each]
     least = min(cost_per_s(part, known.host_w) for part in parts if part.time_s > 0)
-    at_most_j = (deadline_s - elapsed_s - following_s) * least
+    at_most_j = (left_s - following_s) * least
     return Deadline(at_most_j)
 
 

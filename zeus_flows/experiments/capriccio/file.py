@@ -194,7 +194,7 @@ class ExperimentFile(Section):
                 "train": {"function": TRAIN_FUNCTION, "parameters": dict(parameters or {})},
             }
         )
-        return parse_job(json.dumps(fields), source="job")
+        return parse_job(json.dumps(fields, default=str), source="job")
 
     def cut(self, dataset: Dataset) -> tuple[Slice, ...]:
         """Return the dataset's slices."""

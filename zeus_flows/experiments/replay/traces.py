@@ -19,6 +19,7 @@ from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.text import shown
 from zeus_flows.errors import ConfigError
 
 TRAIN_COLUMNS = (
@@ -297,14 +298,14 @@ def _number(where: str, row: Mapping[str, str], column: str) -> float:
     try:
         value = float(row[column])
     except ValueError:
-        raise ConfigError(f"{where}: {column} must be a number, not {row[column]!r}") from None
+        raise ConfigError(f"{where}: {column} must be a number, not {shown(row[column])}") from None
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: {column} must be finite, not {row[column]!r}")
+        raise ConfigError(f"{where}: {column} must be finite, not {shown(row[column])}")
     return value
 
 
 def _integer(where: str, row: Mapping[str, str], column: str) -> int:
     value = _number(where, row, column)
-    if value != int(value) or value < 1:
-        raise ConfigError(f"{where}: {column} must be a positive whole number, not {row[column]!r}")
+    if value != int(value) or not 1 <= value <= 10**9:
+        raise ConfigError(f"{where}: {column} must be a positive whole number, not {shown(row[column])}")
     return int(value)

@@ -86,7 +86,8 @@ def write_traces(observations: Iterable[Observation], folder: Path, labels: Trac
 def _overhead_rows(history: Sequence[Observation], gpu: Gpu, labels: TraceLabels) -> list[tuple[object, ...]]:
     known: dict[int, Overheads] = {}
     for o in history:
-        if o.gpu == gpu and o.parts is not None and o.parts.rest.count and o.outcome is not Outcome.FAILED:
+        ours = o.outcome is not Outcome.FAILED and o.foreign_limit_w is None
+        if ours and o.gpu == gpu and o.parts is not None and o.parts.rest.count:
             known[o.batch_size] = known.get(o.batch_size, NOTHING).add(o.parts)
     rows: list[tuple[object, ...]] = []
     for b, overheads in sorted(known.items()):

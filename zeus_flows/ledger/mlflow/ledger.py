@@ -34,7 +34,8 @@ from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
-from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
+from zeus_flows.core.reasons import ReasonKind
+from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
@@ -148,13 +149,15 @@ class MlflowLedger:
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self.layout.mark}",
+            name=f"{decision.recurrence}.{decision.attempt} · batch size {in_parts(decision)}{self.layout.mark}",
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
         self._attempts.started(start_ms)
         reached("after-create-run")
         params = {names.BATCH_SIZE: str(decision.batch_size), names.SEED: str(decision.seed), names.DECISION: text}
+        if decision.micro_batch_size is not None:
+            params[names.MICRO_BATCH_SIZE] = str(decision.micro_batch_size)
         params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
         self.store.log(run_id, params=params)
         reached("after-log-decision")
@@ -212,6 +215,8 @@ class MlflowLedger:
         self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
         tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
+        if observation.foreign_limit_w is not None:
+            tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
         self.store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
         self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
@@ -358,10 +363,11 @@ class MlflowLedger:
             names.ATTEMPT: str(decision.attempt),
             **self._windows.tags(),
             names.POLICY: decision.policy,
-            names.MODE: self._job.mode.value,
+            names.MODE: (decision.mode or self._job.mode).value,
             names.REASON: decision.reason.text,
             names.EXPLORES: str(decision.explores).lower(),
             names.DEGRADED: str(decision.degraded).lower(),
+            **({names.LATE: "true"} if decision.reason.kind is ReasonKind.LATE else {}),
             **{name: value for name, value in _said(context).items() if name not in _PARAMS},
         }
 

@@ -54,7 +54,7 @@ class KeptMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoggedEntry:
     """A model that an attempt kept, with what its run says.
 
     Attributes:
@@ -158,14 +158,14 @@ class ModelRegistry:
         found = self._registered()
         return {} if found is None else {str(k): int(v) for k, v in found.aliases.items()}
 
-    def entries(self, experiment_id: str, *, champions: int = 1) -> tuple[Entry, ...]:
+    def entries(self, experiment_id: str, *, champions: int = 1) -> tuple[LoggedEntry, ...]:
         """Return the newest models that attempts kept, oldest first.
 
         Args:
             experiment_id: Where the attempts are.
             champions: So many that were accepted are among them, where there are so many.
         """
-        entries, token = list[Entry](), None
+        entries, token = list[LoggedEntry](), None
         while True:
             found: Any = self.store.ask(partial(self._page, experiment_id, token))
             models = [str(model.source_run_id) for model in found if model.source_run_id]
@@ -193,7 +193,7 @@ class ModelRegistry:
             return False
         return True
 
-    def _entry(self, run: Run) -> Entry | None:
+    def _entry(self, run: Run) -> LoggedEntry | None:
         params, tags = run.data.params, run.data.tags
         if run.info.lifecycle_stage != "active" or names.MODEL not in params:
             return None
@@ -216,7 +216,7 @@ class ModelRegistry:
             batch_size = int(params.get(names.BATCH_SIZE, "0"))
             version = Version(*order, batch_size, int(number), f"models:/{model_id}")
             candidate = Candidate(version, verdicts, fingerprint)
-        return Entry(str(run.info.run_id), model_id, *order, fingerprint, observation, candidate, moves)
+        return LoggedEntry(str(run.info.run_id), model_id, *order, fingerprint, observation, candidate, moves)
 
     def _registered(self) -> Any:
         try:
@@ -226,7 +226,7 @@ class ModelRegistry:
 
     # -- writing once ------------------------------------------------------------------------------------------------
 
-    def register(self, entry: Entry, tags: Mapping[str, str], description: str) -> int:
+    def register(self, entry: LoggedEntry, tags: Mapping[str, str], description: str) -> int:
         """Make a kept model a version, unless it is one; return the version's number."""
         self._make_registered()
         mine = self._versions_of(entry.run_id)
@@ -252,7 +252,7 @@ class ModelRegistry:
                 self.store.ask(lambda client, n=other: client.delete_model_version(self._name, str(n)))  # type: ignore[misc]
         return number
 
-    def give(self, entry: Entry, verdict: Verdict) -> Verdict:
+    def give(self, entry: LoggedEntry, verdict: Verdict) -> Verdict:
         """Write the next verdict on a model; return the one that stands, which another process may have written."""
         assert entry.candidate is not None
         rounds = len(entry.candidate.verdicts) + 1
@@ -268,7 +268,7 @@ class ModelRegistry:
 
     # -- aliases -----------------------------------------------------------------------------------------------------
 
-    def move(self, newest: Entry, to: Version, experiment_id: str) -> None:
+    def move(self, newest: LoggedEntry, to: Version, experiment_id: str) -> None:
         """Move the alias `champion`, in an order that no late writer can turn round.
 
         The move is written down before the alias is set, on the run of the newest model. Afterwards the moves are read
@@ -290,7 +290,7 @@ class ModelRegistry:
         self.store.set_once(newest.run_id, names.moved(k), _DONE)
         reached("after-moved")
 
-    def close_dead_moves(self, entries: Sequence[Entry]) -> None:
+    def close_dead_moves(self, entries: Sequence[LoggedEntry]) -> None:
         """Say of moves whose process is gone that they are over: it cannot set the alias any more."""
         for entry in entries:
             for k, (kept, ended) in entry.moves.items():
@@ -333,7 +333,7 @@ class ModelRegistry:
         return sorted(int(version.version) for version in found)
 
 
-def moves_of(entries: Sequence[Entry]) -> list[Move]:
+def moves_of(entries: Sequence[LoggedEntry]) -> list[Move]:
     """Return the moves of the alias, in the order in which they were written; dead ones count for nothing."""
     kept = {(entry.order, k): move for entry in entries for k, move in entry.moves.items()}
     return [

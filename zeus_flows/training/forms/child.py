@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
@@ -11,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from zeus_flows.training.forms.launcher import STEP
+from zeus_flows.training.forms.launcher import PASS, STEP
 
 #: The output's own log: the flow shows it in Prefect.
 output_log = logging.getLogger("zeus_flows.output")
@@ -35,11 +37,14 @@ _DYING_S: Final = 5.0
 _POLL_S: Final = 0.01
 
 
-class StepTold:
-    """A step has ended. There is one of it."""
+class Told(Enum):
+    """What a launcher tells beside lines."""
+
+    STEP = STEP  # a step has ended
+    PASS = PASS  # the training's loader begins anew
 
 
-STEPPED: Final = StepTold()
+_TOLD: Final = re.compile(b"([" + STEP + PASS + b"])")
 
 
 class Child:
@@ -98,8 +103,8 @@ class Child:
     ) -> None:
         self.stop()
 
-    def read(self) -> Iterator[StepTold | str | None]:
-        """Yield steps and lines as they come, and None now and then while nothing does; ends with the process.
+    def read(self) -> Iterator[Told | str | None]:
+        """Yield what is told and lines as they come, and None now and then while nothing does; ends with the process.
 
         A process that it left behind may hold its output open: the end of the process counts, not that of the output.
         """
@@ -154,10 +159,11 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _parts(self, data: bytes) -> Iterator[StepTold | str]:
-        for index, piece in enumerate(data.split(STEP)):
-            if index:
-                yield STEPPED
+    def _parts(self, data: bytes) -> Iterator[Told | str]:
+        for index, piece in enumerate(_TOLD.split(data)):
+            if index % 2:
+                yield Told(piece)
+                continue
             for number, part in enumerate(piece.replace(b"\r", b"\n").split(b"\n")):
                 if number:
                     yield self._end_line()

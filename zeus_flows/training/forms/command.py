@@ -15,6 +15,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from zeus_flows.errors import CommandFailed, CommandOutOfMemory, ConfigError
 from zeus_flows.job_file import JobFile, TrainSection, filled
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
-from zeus_flows.training.forms.child import Child, StepTold
+from zeus_flows.training.forms.child import Child, Told
 from zeus_flows.training.forms.metric_source import MetricReader, as_number, metric_reader
 from zeus_flows.training.session import Session
 
@@ -36,6 +37,11 @@ log = logging.getLogger(__name__)
 
 #: Epochs' worth of steps after which a metric that never came is given up on.
 PATIENCE: Final = 3
+#: Times that the training's loader begins anew after which it is, where nobody stated how long an epoch is: a script
+#: may evaluate every few epochs.
+PASSES: Final = 10
+#: Seconds without a metric after which that is said, while nothing tells of epochs.
+SAID_AFTER_S: Final = 300.0
 #: Lines of output that an error shows.
 SHOWN: Final = 12
 _PYTHON: Final = re.compile(r"python([23](\.\d+)?)?(\.exe)?")
@@ -137,14 +143,17 @@ class Command:
     def _follow(self, session: Session, child: Child, reader: MetricReader) -> None:
         """Turn what the command says into the session's epochs, steps and metrics."""
         events = self._events(session, child)
+        patience = _Patience(child, reader, self.train.samples_per_epoch or 0)
         for _ in session.epochs():
-            value = self._epoch(session, events, reader)
+            value = self._epoch(session, events, reader, patience)
             if value is None:
                 self._ended(session, child, reader)
                 return
             session.report_metric(value)
 
-    def _epoch(self, session: Session, events: Iterator[int | str | None], reader: MetricReader) -> float | None:
+    def _epoch(
+        self, session: Session, events: Iterator[int | Told | str | None], reader: MetricReader, patience: _Patience
+    ) -> float | None:
         """Follow one epoch to its metric; None where the command ended before it."""
         length = self.train.samples_per_epoch or 0
         session.begin_steps(length)
@@ -153,27 +162,32 @@ class Command:
             if isinstance(event, int):
                 samples += event
                 more = more and session.stepped(event)
-                if length and not reader.found and samples > PATIENCE * length:
-                    raise CommandFailed(f"the metric did not come in {PATIENCE} epochs: {reader.text}")
+                patience.stepped(samples)
+            elif isinstance(event, Told):
+                patience.passed()
             elif (value := reader.value(event)) is not None:
                 if not samples:
                     session.stepped(length or 1)
                 return value
+            else:
+                patience.waited()
         value = reader.value(None, last=True)
         if value is not None and not samples:
             session.stepped(length or 1)
         return value
 
-    def _events(self, session: Session, child: Child) -> Iterator[int | str | None]:
-        """Yield the samples of each step, lines, and None now and then."""
+    def _events(self, session: Session, child: Child) -> Iterator[int | Told | str | None]:
+        """Yield the samples of each step, lines, where a pass over the data begins, and None now and then."""
         progress, counted = self.train.progress, 0
         pattern = None if progress is None else re.compile(progress.pattern)
         for event in child.read():
-            if isinstance(event, StepTold):
+            if event is Told.STEP:
                 if pattern is None:
                     yield session.batch_size
                 continue
             yield event
+            if isinstance(event, Told):
+                continue
             match = None if pattern is None or event is None else pattern.search(event)
             if progress is None or match is None:
                 continue
@@ -181,6 +195,8 @@ class Command:
             if match.groups() and (number := as_number(match[1])) is not None:
                 now = round(number)
             told = now - counted if now > counted else now
+            if now < counted:
+                yield Told.PASS
             counted = now
             if told > 0:
                 yield told * (session.batch_size if progress.unit == "steps" else 1)
@@ -192,6 +208,40 @@ class Command:
             raise CommandFailed(f"the command ended, and its metric never came: {reader.text}; {_said(child)}")
         epochs = f"{reader.found} epoch{'' if reader.found == 1 else 's'}"
         session.ended_by_itself(f"the command ended by itself after {epochs}, before the target was reached")
+
+
+class _Patience:
+    """Gives up on a metric that never comes, within the first epochs where it can be told how long those are.
+
+    Args:
+        child: What prints.
+        reader: What looks for the metric.
+        length: Samples per epoch; 0 where nobody stated them.
+    """
+
+    def __init__(self, child: Child, reader: MetricReader, length: int) -> None:
+        self._child, self._reader, self._length = child, reader, length
+        self._passes, self._began_s, self._said = 0, time.monotonic(), False
+
+    def stepped(self, samples: int) -> None:
+        """Look after a step, with so many samples in the epoch."""
+        if self._length and not self._reader.found and samples > PATIENCE * self._length:
+            raise self._gave_up(f"in {PATIENCE} epochs")
+
+    def passed(self) -> None:
+        """Look where the data are gone through again."""
+        self._passes += 1
+        if not self._length and not self._reader.found and self._passes >= PASSES:
+            raise self._gave_up(f"in {PASSES} passes over the data")
+
+    def waited(self) -> None:
+        """Say, once, that the metric is long in coming."""
+        if not self._said and not self._reader.found and time.monotonic() - self._began_s > SAID_AFTER_S:
+            self._said = True
+            log.warning("no metric in %.0f s: %s; %s", SAID_AFTER_S, self._reader.text, _said(self._child))
+
+    def _gave_up(self, when: str) -> CommandFailed:
+        return CommandFailed(f"the metric did not come {when}: {self._reader.text}; {_said(self._child)}")
 
 
 def raise_failure(child: Child, who: str) -> None:
@@ -224,12 +274,15 @@ def torchrun(gpus: int) -> list[str]:
 def placeholders(session: Session, folder: Path, gpus: int = 1) -> dict[str, object]:
     """Return what the names in braces stand for; `job_file.PLACEHOLDERS` lists them."""
     return {
+        "accumulation_steps": session.accumulation_steps,
         "attempt": session.attempt,
         "batch_size": session.batch_size,
         "batch_size_per_gpu": session.batch_size // gpus,
         "checkpoint_folder": folder,
         "gpus": gpus,
         "learning_rate": f"{session.learning_rate:g}",
+        "micro_batch_size": session.micro_batch_size,
+        "micro_batch_size_per_gpu": session.micro_batch_size // gpus,
         "max_epochs": session.max_epochs,
         "recurrence": session.recurrence,
         "seed": session.seed,

@@ -9,9 +9,11 @@ imported, and it is started by its path.
 
 A step is a call of an optimizer's `step()`: torch tells of each through a global hook, whatever the loop looks like, so
 that gradient accumulation counts as one. A step that a gradient scaler leaves out because of an infinity is one too. A
-loop with several optimizers is told by the steps of the one that stepped first, and that is said.
+loop with several optimizers is told by the steps of the one that stepped first, and that is said; where that one is
+gone, or leaves the steps to another for good, the other's count.
 
-Each step is one byte, STEP, written to where the command's output goes, so that steps and lines stay in order.
+Each step is one byte, STEP, written to where the command's output goes, so that steps and lines stay in order. Another,
+PASS, says that the loader which the steps came from begins anew.
 """
 
 from __future__ import annotations
@@ -23,14 +25,22 @@ import os
 import runpy
 import signal
 import sys
+import weakref
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 STEP = b"\x1e"
+PASS = b"\x1f"
 #: The process that waits for this one; where it is gone already, there is nobody to train for.
 PARENT = "ZEUS_FLOWS_PARENT"
 _PR_SET_PDEATHSIG = 1
+#: Steps of other optimizers after which the counted one has left off for good; a critic may be far ahead for a while.
+_LEFT_OFF = 200
+
+
+def _nothing() -> None:
+    """Stand for what was not seen yet, as a weak reference to what is gone does."""
 
 
 class StepCounter:
@@ -39,22 +49,39 @@ class StepCounter:
     def __init__(self) -> None:
         self._out = os.dup(1)
         self._pid = os.getpid()
-        self._counted: int | None = None
+        self._tells = os.environ.get("RANK", "0") == "0"  # of several ranks the first tells
+        self._counted: Any = _nothing
+        self._loader: Any = _nothing
+        self._others = 0
         self._several = False
         self.count = 0
 
     def stepped(self, optimizer: object, *_: object) -> None:
         """Note a step of an optimizer."""
-        if self._counted is None:
-            self._counted = id(optimizer)
-        if id(optimizer) != self._counted:
-            if not self._several:
-                self._several = True
-                print("zeus_flows: several optimizers step here; the steps of the first are counted", flush=True)  # noqa: T201
-            return
-        if os.getpid() == self._pid and os.environ.get("RANK", "0") == "0":  # of several ranks the first tells
+        counted = self._counted()
+        if counted is not optimizer:
+            if counted is not None and self._others < _LEFT_OFF:
+                self._others += 1
+                if not self._several:
+                    self._several = True
+                    print("zeus_flows: several optimizers step here; the steps of the first are counted", flush=True)  # noqa: T201
+                return
+            self._counted = weakref.ref(optimizer)
+        self._others = 0
+        if self._tells and os.getpid() == self._pid:
             self.count += 1
             os.write(self._out, STEP)
+
+    def counts(self, optimizer: object) -> bool:
+        """Return whether an optimizer is the one whose steps are counted."""
+        return self._counted() is optimizer
+
+    def began(self, loader: object) -> None:
+        """Note that a loader is gone through; what the first step came from is the training's."""
+        if not self.count:
+            self._loader = weakref.ref(loader)
+        elif self._loader() is loader and self._tells and os.getpid() == self._pid:
+            os.write(self._out, PASS)
 
     def watch(self, torch_optim: ModuleType) -> None:
         """Be told of every step, now that `torch.optim` is imported."""
@@ -72,11 +99,22 @@ class StepCounter:
         def counted(self_: object, optimizer: object, *args: object, **kwargs: object) -> object:
             before = self.count
             result = step(self_, optimizer, *args, **kwargs)
-            if self.count == before and id(optimizer) == self._counted:
+            if self.count == before and self.counts(optimizer):
                 self.stepped(optimizer)
             return result
 
         scaler.step = counted
+
+    def watch_loader(self, module: ModuleType) -> None:
+        """Be told when a loader is gone through."""
+        loader: Any = module.DataLoader
+        iterate = loader.__iter__
+
+        def watched(self_: object) -> object:
+            self.began(self_)
+            return iterate(self_)
+
+        loader.__iter__ = watched
 
 
 def leave_the_run(fluent: ModuleType) -> None:
@@ -136,6 +174,7 @@ def main(words: list[str]) -> None:
     steps = StepCounter()
     sys.meta_path.insert(0, _After("torch.optim", steps.watch))
     sys.meta_path.insert(0, _After("torch.amp.grad_scaler", steps.watch_scaler))
+    sys.meta_path.insert(0, _After("torch.utils.data.dataloader", steps.watch_loader))
     sys.meta_path.insert(0, _After("mlflow.tracking.fluent", leave_the_run))
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -17,7 +17,7 @@ from zeus_flows.errors import TrainingError
 from zeus_flows.job_file import TrainSection
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher, rank_session
-from zeus_flows.training.forms.child import Child, StepTold
+from zeus_flows.training.forms.child import Child, Told
 from zeus_flows.training.forms.command import raise_failure, torchrun
 from zeus_flows.training.forms.rank_session import FOLDER, TOLD, AttemptOfRanks, answer_file, kept_folder
 from zeus_flows.training.session import Session
@@ -52,6 +52,8 @@ class RankedFunction:
             function=self.train.function,
             parameters=self.train.parameters,
             batch_size=session.batch_size,
+            micro_batch_size=session.micro_batch_size,
+            accumulate=session.parts(heeded=True).wanted,
             learning_rate=session.learning_rate,
             recurrence=session.recurrence,
             attempt=session.attempt,
@@ -91,12 +93,12 @@ class RankedFunction:
         raise_failure(child, "the ranks")
 
 
-def _epoch(session: Session, events: Iterator[list[Any] | StepTold]) -> bool:
+def _epoch(session: Session, events: Iterator[list[Any] | Told]) -> bool:
     """Follow one epoch to its end; return whether it came to one."""
     more = False
     with ExitStack() as evaluation:
         for event in events:
-            if isinstance(event, StepTold):
+            if event is Told.STEP:
                 more = more and session.stepped()
                 continue
             match event:
@@ -116,12 +118,12 @@ def _epoch(session: Session, events: Iterator[list[Any] | StepTold]) -> bool:
     return False
 
 
-def _told(child: Child) -> Iterator[list[Any] | StepTold]:
+def _told(child: Child) -> Iterator[list[Any] | Told]:
     """Yield what rank 0 tells the session; what is printed for people is passed over."""
     for event in child.read():
-        if isinstance(event, StepTold):
+        if event is Told.STEP:
             yield event
-        elif event is not None and event.startswith(TOLD):
+        elif isinstance(event, str) and event.startswith(TOLD):
             yield json.loads(event.removeprefix(TOLD))
 
 

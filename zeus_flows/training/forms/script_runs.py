@@ -63,10 +63,13 @@ class AttemptRun:
             log.warning("%s could not be kept with the run: %s", file.name, type(error).__name__)
 
     def link(self) -> None:
-        """Name the runs that the command made for itself."""
+        """Name the runs that the command made for itself, and end those that it left open when it was stopped."""
         try:
             if made := self._made():
                 self._client.set_tag(self.run_id, names.MADE, ",".join(made))
+            for run_id in made:
+                if self._client.get_run(run_id).info.status == "RUNNING":
+                    self._client.set_terminated(run_id, "KILLED")
         except Exception as error:
             log.warning("runs of the command could not be linked: %s", type(error).__name__)
 
