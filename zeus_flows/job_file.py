@@ -365,7 +365,7 @@ class JobFile(Section):
     train: TrainSection
     gate: GateSection | None = None
     model: RegisteredSection | None = None
-    tracking_uri: str | None = None
+    tracking_uri: str | None = Field(default=None, repr=False)
     simulation: Simulation = Simulation()
 
     @field_validator("name")

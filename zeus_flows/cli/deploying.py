@@ -121,8 +121,8 @@ def _check_schedule(cron: str | None, timezone: str) -> None:
 
 
 def _show(changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange], api: str) -> None:
+    from zeus_flows.masking import without_secrets
     from zeus_flows.orchestration.deployments import shown
-    from zeus_flows.reporting.links import without_secrets
 
     click.echo(f"Prefect at {without_secrets(api).rstrip('/')}")
     for pool in about_pools:

@@ -18,7 +18,7 @@ from prefect import runtime
 from prefect.client.orchestration import get_client
 
 from zeus_flows.errors import ConfigError
-from zeus_flows.reporting.links import without_secrets
+from zeus_flows.masking import without_secrets
 from zeus_flows.settings import Settings
 
 

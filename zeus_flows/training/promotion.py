@@ -38,8 +38,9 @@ from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
+from zeus_flows.training.failures import what_happened
 from zeus_flows.training.keeping import Staging
-from zeus_flows.training.trainer import Measure, load_function, timed, what_happened
+from zeus_flows.training.trainer import Measure, load_function, timed
 
 log = logging.getLogger(__name__)
 

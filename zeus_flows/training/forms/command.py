@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from zeus_flows.errors import CommandFailed, CommandOutOfMemory, ConfigError
 from zeus_flows.job_file import JobFile, TrainSection, filled
+from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
 from zeus_flows.training.forms.child import Child, Told
@@ -87,6 +88,7 @@ class Command:
             output, began = Path(scratch) / "output.txt", Path(scratch) / "began"
             began.touch()
             values = placeholders(session, keep or Path(scratch), self.gpus)
+            remember(*secrets_of(self.train.environment.items()))
             environment = environment_of_child(
                 {name: filled(text, values) for name, text in self.train.environment.items()}
                 | ({} if run is None else run.environment())
