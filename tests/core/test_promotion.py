@@ -15,8 +15,8 @@ from zeus_flows.core.promotion import (
     Bar,
     Candidate,
     Evaluated,
+    ModelVerdict,
     Move,
-    Verdict,
     Version,
     fold,
     is_by_hand,
@@ -39,7 +39,7 @@ def scored(recurrence: int, **scores: float) -> Evaluated:
     return Evaluated(version(recurrence), scores)
 
 
-def verdict_on(own: Evaluated, *against: Evaluated, bars: Sequence[Bar] = (AUC,)) -> Verdict:
+def verdict_on(own: Evaluated, *against: Evaluated, bars: Sequence[Bar] = (AUC,)) -> ModelVerdict:
     return judge(own, against, bars, among=3, slice_of=own.version.recurrence)
 
 
@@ -99,11 +99,11 @@ def test_without_an_evaluation_the_newest_is_accepted_and_that_is_said() -> None
 
 def accepted(recurrence: int, *against: int, auc: float = 0.8, among: int = 3) -> Candidate:
     rivals = tuple(scored(r, auc=0.8) for r in against)
-    return Candidate(version(recurrence), (Verdict(True, "", {"auc": auc}, rivals, (AUC,), among),))
+    return Candidate(version(recurrence), (ModelVerdict(True, "", {"auc": auc}, rivals, (AUC,), among),))
 
 
 def test_the_champion_is_the_newest_accepted_one_whatever_came_last() -> None:
-    refused = Candidate(version(3), (Verdict(False, "worse"),))
+    refused = Candidate(version(3), (ModelVerdict(False, "worse"),))
     standing = fold([refused, accepted(2, 1), accepted(1)])
     assert standing.champion is not None
     assert standing.champion.version == version(2)
@@ -132,7 +132,7 @@ def test_the_best_is_carried_on_beyond_the_last_few() -> None:
         assert version(1) in rivals
         assert len(rivals) <= 3
         against = tuple(scored(r.recurrence, auc=0.9 if r.recurrence == 1 else 0.89) for r in rivals)
-        history.append(replace(mine, verdicts=(Verdict(True, "", {"auc": 0.89}, against, (AUC,), 2),)))
+        history.append(replace(mine, verdicts=(ModelVerdict(True, "", {"auc": 0.89}, against, (AUC,), 2),)))
     assert fold(history).waiting == ()
 
 
@@ -175,7 +175,7 @@ class Stalled:
     """A judge who has read the state, evaluated, and not written yet."""
 
     candidate: Candidate
-    verdict: Verdict
+    verdict: ModelVerdict
     rounds: int
 
 
@@ -189,7 +189,7 @@ class World:
 
     rng: random.Random
     quality: dict[int, float] = field(default_factory=dict)
-    verdicts: dict[int, dict[int, Verdict]] = field(default_factory=dict)
+    verdicts: dict[int, dict[int, ModelVerdict]] = field(default_factory=dict)
     late: list[int] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
     dead: list[Move] = field(default_factory=list)
@@ -209,7 +209,7 @@ class World:
             return self.rng.choice([Evaluated(of, broken="KeyError"), Evaluated(of, {"auc": math.nan}), Evaluated(of)])
         return Evaluated(of, {"auc": self.quality[of.recurrence]})
 
-    def verdict(self, candidate: Candidate, *, bad: float = 0.0) -> Verdict:
+    def verdict(self, candidate: Candidate, *, bad: float = 0.0) -> ModelVerdict:
         standing = fold(self.candidates())
         champion = standing.champion
         if champion is not None and champion.version.order > candidate.version.order:
@@ -219,7 +219,7 @@ class World:
         against = [self.evaluated(rival, bad=bad) for rival in rivals]
         return judge(own, against, (AUC,), among=3, slice_of=candidate.version.recurrence)
 
-    def give(self, candidate: Candidate, verdict: Verdict, rounds: int) -> None:
+    def give(self, candidate: Candidate, verdict: ModelVerdict, rounds: int) -> None:
         self.verdicts.setdefault(candidate.version.recurrence, {}).setdefault(rounds, verdict)  # a compare-and-set
 
     def make_pass(self, *, bad: float = 0.0, dies: float = 0.0) -> None:

@@ -77,7 +77,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ModelVerdict:
     """Whether a version may be champion, and why. Written once.
 
     Attributes:
@@ -119,11 +119,11 @@ class Candidate:
     """A version with the verdicts on it, in the order of their rounds. It compares with others of its fingerprint."""
 
     version: Version
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[ModelVerdict, ...] = ()
     fingerprint: str = ""
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> ModelVerdict | None:
         """The one that counts: the last."""
         return self.verdicts[-1] if self.verdicts else None
 
@@ -181,7 +181,9 @@ def rivals_of(candidate: Candidate, accepted: Sequence[Candidate], among: int) -
     return tuple(version for _, version in sorted(found.items(), reverse=True))
 
 
-def judge(own: Evaluated, against: Sequence[Evaluated], bars: Sequence[Bar], *, among: int, slice_of: int) -> Verdict:
+def judge(
+    own: Evaluated, against: Sequence[Evaluated], bars: Sequence[Bar], *, among: int, slice_of: int
+) -> ModelVerdict:
     """Return the verdict on a version that was evaluated together with its rivals.
 
     Args:
@@ -192,8 +194,8 @@ def judge(own: Evaluated, against: Sequence[Evaluated], bars: Sequence[Bar], *, 
         slice_of: The recurrence whose slice it was.
     """
 
-    def verdict(accepted: bool, reason: str) -> Verdict:
-        return Verdict(accepted, reason, own.scores, tuple(against), tuple(bars), among, slice_of)
+    def verdict(accepted: bool, reason: str) -> ModelVerdict:
+        return ModelVerdict(accepted, reason, own.scores, tuple(against), tuple(bars), among, slice_of)
 
     if problem := _problem(own, bars):
         return verdict(False, f"it could not be evaluated: {problem}")
@@ -218,14 +220,16 @@ def judge(own: Evaluated, against: Sequence[Evaluated], bars: Sequence[Bar], *, 
     return verdict(True, f"{'; '.join(held)}{among_them}, on slice {slice_of}")
 
 
-def too_late(champion: Version) -> Verdict:
+def too_late(champion: Version) -> ModelVerdict:
     """Return the verdict on a version that is older than the champion: nothing needs to be evaluated for it."""
-    return Verdict(False, f"it came too late: version {champion.number} of recurrence {champion.recurrence} is newer")
+    return ModelVerdict(
+        False, f"it came too late: version {champion.number} of recurrence {champion.recurrence} is newer"
+    )
 
 
-def unevaluated() -> Verdict:
+def unevaluated() -> ModelVerdict:
     """Return the verdict on a version of a job that has nothing to evaluate models with."""
-    return Verdict(True, "it is the newest that reached the target; nothing compares models (no gate.function)")
+    return ModelVerdict(True, "it is the newest that reached the target; nothing compares models (no gate.function)")
 
 
 def _problem(evaluated: Evaluated, bars: Sequence[Bar]) -> str:

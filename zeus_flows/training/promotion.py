@@ -20,8 +20,8 @@ from zeus_flows.core.promotion import (
     Bar,
     Candidate,
     Evaluated,
+    ModelVerdict,
     Promotions,
-    Verdict,
     Version,
     fold,
     is_by_hand,
@@ -192,7 +192,7 @@ class Promoter:
         log.info("model %s: %s", self._registry.name, lines[-1])
         self._registry.show(candidate.version.number, {names.VERDICT: word, names.REASON: given.reason})
 
-    def _verdict(self, candidate: Candidate, standing: Promotions, alias: Version | None) -> Verdict:
+    def _verdict(self, candidate: Candidate, standing: Promotions, alias: Version | None) -> ModelVerdict:
         version, champion = candidate.version, standing.champion
         if champion is not None and champion.version.order > version.order:
             return too_late(champion.version)
@@ -277,7 +277,7 @@ class Evaluation:
         self._evaluate, self._bars, self.among = evaluate, tuple(bars), among
         self._measure, self._tracking_uri = measure, tracking_uri
 
-    def of(self, version: Version, rivals: Sequence[Version], *, gone: Callable[[Version], bool]) -> Verdict:
+    def of(self, version: Version, rivals: Sequence[Version], *, gone: Callable[[Version], bool]) -> ModelVerdict:
         """Return the verdict on a version, on its own slice.
 
         Args:

@@ -20,7 +20,7 @@ from mlflow.entities import Run
 from mlflow.entities.logged_model_output import LoggedModelOutput
 
 from zeus_flows.core.json import compact, from_plain, from_text, plain_text, to_text
-from zeus_flows.core.promotion import Candidate, Move, Verdict, Version
+from zeus_flows.core.promotion import Candidate, ModelVerdict, Move, Version
 from zeus_flows.core.records import Observation
 from zeus_flows.errors import ConfigError, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.killpoints import reached
@@ -252,7 +252,7 @@ class ModelRegistry:
                 self.store.ask(lambda client, n=other: client.delete_model_version(self._name, str(n)))  # type: ignore[misc]
         return number
 
-    def give(self, entry: LoggedEntry, verdict: Verdict) -> Verdict:
+    def give(self, entry: LoggedEntry, verdict: ModelVerdict) -> ModelVerdict:
         """Write the next verdict on a model; return the one that stands, which another process may have written."""
         assert entry.candidate is not None
         rounds = len(entry.candidate.verdicts) + 1
@@ -343,13 +343,13 @@ def moves_of(entries: Sequence[LoggedEntry]) -> list[Move]:
     ]
 
 
-def dump_verdict(verdict: Verdict) -> str:
+def dump_verdict(verdict: ModelVerdict) -> str:
     """Return a verdict as a param has it; packed where it is long."""
     text = plain_text({"schema": 1, **compact(verdict)})
     return text if len(text) <= _PARAM else plain_text({"schema": 1, "zlib": pack(text)})
 
 
-def load_verdict(text: str) -> Verdict:
+def load_verdict(text: str) -> ModelVerdict:
     """Return the verdict that a param has.
 
     Raises:
@@ -360,7 +360,7 @@ def load_verdict(text: str) -> Verdict:
         data = json.loads(unpack(data["zlib"]))
     if not isinstance(data, dict) or data.get("schema") != 1:
         raise ValueError("it is no verdict that this version knows")
-    return from_plain(Verdict, data)
+    return from_plain(ModelVerdict, data)
 
 
 def _describe(folder: Path, run_id: str, model_id: str) -> None:
