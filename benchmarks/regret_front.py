@@ -25,7 +25,6 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
     DEFAULT: {},
     "earlier": {"LOOK_HORIZON": 30.0, "ALLOWANCE": 0.6},
     "later too": {"LOOK_HORIZON": 30.0, "LOOK_HORIZON_GROWTH": 0.3, "ALLOWANCE": 0.6},
-    "twice as often": {"JUMPS": 0.4, "LOOK_HORIZON": 30.0, "LOOK_HORIZON_GROWTH": 1.0, "ALLOWANCE": 1.0},
     "at every batch size": {"JUMPS": 1.0, "LOOK_HORIZON": 100.0, "LOOK_HORIZON_GROWTH": 1.0, "ALLOWANCE": 10.0},
 }
 
