@@ -2,9 +2,15 @@
 
     python benchmarks/recurrence_overhead.py [--recurrences 15] [--json]
 
-Both sides run in one process, turn by turn, on the same Prefect server and two fresh sqlite stores. The bare side
-runs a flow with the same number of tasks and artifacts and makes the same MLflow calls with the same payloads,
-which it takes from the runs that our side wrote. Goal: at most 1.3.
+Both sides run in one process, turn by turn, on the same Prefect server and two fresh sqlite stores. The bare side runs
+a flow with as many tasks and artifacts and makes the very MLflow writes that our side has just made, one call for each,
+with the same payloads: they are recorded where they reach the store. What our side reads, decides and keeps on its disk
+is what it adds.
+
+CPU seconds are those of this process; the Prefect server is another one. With the rounds' noise: the medians, and how
+far apart the middle half of the rounds lies. Without it: the least of each side, which nothing else on the machine held
+up.
+Goal: at most 1.3 in CPU, at most 16 calls.
 """
 
 from __future__ import annotations
@@ -25,15 +31,16 @@ os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, Run, RunTag
 from prefect import flow, task
 from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.testing.utilities import prefect_test_harness
+from store_calls import StoreCall, recorded
 
 from zeus_flows.orchestration.recurrence_flow import recurrence
 
-GOAL = 1.3
+CPU_GOAL = 1.3
+CALLS_GOAL = 16
 JOB = """\
 name: overhead
 train: {function: "recurrence_overhead:no_training"}
@@ -51,54 +58,117 @@ def no_training(session: Any) -> None:
         session.report_metric(1.0)
 
 
+class Replay:
+    """Makes recorded writes again, on another store, one call for each. Prefect sees no more of it than its name."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.experiment = MlflowClient(tracking_uri=uri).create_experiment("bare")
+        self.runs: dict[str, str] = {}
+        self.writes: list[StoreCall] = []
+
+    def prepare(self, writes: list[StoreCall]) -> None:
+        """Take the next writes; have a run for each of theirs that is written to and was there before."""
+        self.writes = writes
+        made = {str(call.answer.info.run_id) for call in writes if call.name == "create_run"}
+        for call in writes:
+            if call.name != "create_run" and (run_id := call.run_id) not in made | self.runs.keys():
+                run = MlflowClient(tracking_uri=self.uri).create_run(self.experiment)
+                self.runs[run_id] = str(run.info.run_id)
+
+    def make(self, first: int, last: int | None = None) -> None:
+        """Make some of the writes."""
+        client = MlflowClient(tracking_uri=self.uri)
+        for call in self.writes[first:last]:
+            said = call.by_name
+            match call.name:
+                case "create_run":
+                    tags = {tag.key: tag.value for tag in said["tags"]}
+                    run = client.create_run(self.experiment, said["start_time"], tags, said["run_name"])
+                    self.runs[str(call.answer.info.run_id)] = str(run.info.run_id)
+                case "log_batch":
+                    client.log_batch(self.runs[call.run_id], said["metrics"], said["params"], said["tags"])
+                case "log_param":
+                    client.log_param(self.runs[call.run_id], said["param"].key, said["param"].value)
+                case "update_run_info":
+                    client.set_terminated(self.runs[call.run_id], "FINISHED", said["end_time"])
+                case other:
+                    raise NotImplementedError(other)
+
+
 @task(name="decide", cache_policy=NO_CACHE)
-def decide(client: MlflowClient, ids: dict[str, str], like: Run) -> str:
-    tags = {k: v for k, v in like.data.tags.items() if k.startswith("zf.") and k not in ("zf.outcome", "zf.detail")}
-    client.get_run(ids["page"])
-    client.log_param(ids["page"], f"zf.r.{ids['number']}", "token")
-    run_id = str(client.create_run(ids["experiment"], tags=tags, run_name="bare").info.run_id)
-    params = [Param(k, v) for k, v in like.data.params.items() if k != "zf.observation"]
-    client.log_batch(run_id, params=params)
-    client.log_param(ids["page"], f"zf.a.{ids['number']}", run_id)
-    return run_id
+def decide(replay: Replay) -> None:
+    replay.make(0, 4)
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def train(client: MlflowClient, run_id: str, like: Run) -> None:
-    epoch = {k: v for k, v in like.data.metrics.items() if k.startswith("zf.epoch/")}
-    client.log_batch(run_id, metrics=[Metric(k, v, int(time.time() * 1000), 1) for k, v in epoch.items()])
+def train(replay: Replay) -> None:
+    replay.make(4, 5)
 
 
 @task(name="observe", cache_policy=NO_CACHE)
-def observe(client: MlflowClient, run_id: str, like: Run) -> None:
-    client.log_param(run_id, "zf.observation", like.data.params["zf.observation"])
-    outcome = {k: v for k, v in like.data.metrics.items() if not k.startswith("zf.epoch/")}
-    client.log_batch(
-        run_id,
-        metrics=[Metric(k, v, int(time.time() * 1000), 1) for k, v in outcome.items()],
-        tags=[RunTag(k, like.data.tags[k]) for k in ("zf.outcome", "zf.detail")],
-    )
-    client.set_terminated(run_id)
+def observe(replay: Replay) -> None:
+    replay.make(5)
+
+
+REPLAYS: dict[str, Replay] = {}
 
 
 @flow(name="bare")
-def bare(uri: str, ids: dict[str, str], like_id: str, like_uri: str) -> None:
-    like = MlflowClient(tracking_uri=like_uri).get_run(like_id)
-    client = MlflowClient(tracking_uri=uri)
-    run_id = decide(client, ids, like)
+def bare(uri: str) -> None:
+    replay = REPLAYS[uri]
+    decide(replay)
     create_table_artifact(key="bare-decision", table=[{"batch size": "32"}], description="bare")
     create_link_artifact(key="bare-run", link="http://127.0.0.1:5000", link_text="bare")
-    train(client, run_id, like)
-    observe(client, run_id, like)
-    series = ("zf.cost_j", "zf.energy_to_accuracy_j", "zf.time_to_accuracy_s", "zf.batch_size")
-    now_ms = int(time.time() * 1000)
-    client.log_batch(ids["window"], metrics=[Metric(k, like.data.metrics[k], now_ms, 1) for k in series])
+    train(replay)
+    observe(replay)
 
 
-def timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def timed(call: Callable[[], object]) -> dict[str, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - start
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+
+def measure(folder: Path, recurrences: int) -> dict[str, Any]:
+    job = folder / "job.yaml"
+    job.write_text(JOB)
+    ours_uri, bare_uri = f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/bare.db"
+    replay = REPLAYS[bare_uri] = Replay(bare_uri)
+    rounds: dict[str, list[dict[str, float]]] = {"ours": [], "bare": []}
+    made: list[list[StoreCall]] = []
+    for number in range(recurrences + 2):
+        with recorded() as calls:
+            ours = timed(lambda: recurrence(str(job), tracking_uri=ours_uri))
+        writes = [call for call in calls if call.writes]
+        if number == 0:  # the first makes the experiments
+            continue
+        replay.prepare(writes)
+        theirs = timed(lambda: bare(bare_uri))
+        if number > 1:  # the one before that warms up
+            rounds["ours"].append(ours)
+            rounds["bare"].append(theirs)
+            made.append(calls)
+    result: dict[str, Any] = {
+        "calls": [len(calls) for calls in made],
+        "writes": [sum(call.writes for call in calls) for calls in made],
+    }
+    for kind in ("cpu", "wall"):
+        figures = {side: [one[kind] for one in each] for side, each in rounds.items()}
+        result[kind] = {
+            "ours_s": statistics.median(figures["ours"]),
+            "bare_s": statistics.median(figures["bare"]),
+            "ratio": statistics.median(figures["ours"]) / statistics.median(figures["bare"]),
+            "spread": _spread([a / b for a, b in zip(figures["ours"], figures["bare"], strict=True)]),
+            "ratio_without_noise": min(figures["ours"]) / min(figures["bare"]),
+        }
+    result["met"] = result["cpu"]["ratio_without_noise"] <= CPU_GOAL and max(result["calls"]) <= CALLS_GOAL
+    return result
+
+
+def _spread(ratios: list[float]) -> list[float]:
+    quarters = statistics.quantiles(ratios, n=4)
+    return [quarters[0], quarters[2]]
 
 
 def main() -> None:
@@ -107,37 +177,22 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
-    job = folder / "job.yaml"
-    job.write_text(JOB)
-    ours_uri, bare_uri = f"sqlite:///{folder}/ours.db", f"sqlite:///{folder}/bare.db"
-    client = MlflowClient(tracking_uri=bare_uri)
-    ids = {"experiment": client.create_experiment("bare")}
-    ids |= {name: str(client.create_run(ids["experiment"]).info.run_id) for name in ("page", "window")}
-    ours: list[float] = []
-    theirs: list[float] = []
+    os.environ["ZEUS_FLOWS_STATE_DIR"] = str(folder / "state")
     with prefect_test_harness(server_startup_timeout=180):
-        like_id = recurrence(str(job), tracking_uri=ours_uri).attempts[0][0].id
-        bare(bare_uri, ids | {"number": "0"}, like_id, ours_uri)
-        for number in range(1, arguments.recurrences + 1):
-            ours.append(timed(lambda: recurrence(str(job), tracking_uri=ours_uri)))
-            numbered = ids | {"number": str(number)}
-            theirs.append(timed(lambda n=numbered: bare(bare_uri, n, like_id, ours_uri)))  # type: ignore[misc]
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    result = {
-        "recurrence_s": statistics.median(ours),
-        "bare_s": statistics.median(theirs),
-        "ratio": ratio,
-        "goal": GOAL,
-        "met": ratio <= GOAL,
-    }
+        result = measure(folder, max(2, arguments.recurrences))
     if arguments.json:
         print(json.dumps(result))
-    else:
-        print(
-            f"recurrence without training {result['recurrence_s']:.3f} s, "
-            f"bare tasks and writes {result['bare_s']:.3f} s"
-        )
-        print(f"ratio {ratio:.2f} (goal: at most {GOAL}): {'met' if result['met'] else 'missed'}")
+        return
+    print(f"MLflow calls of a recurrence: {statistics.median(result['calls']):g}, at most {max(result['calls'])}")
+    print(f"  of them writes, which the bare side makes too: {statistics.median(result['writes']):g}")
+    for kind, name in (("cpu", "CPU"), ("wall", "wall")):
+        figures = result[kind]
+        low, high = figures["spread"]
+        print(f"{name}: a recurrence without training {figures['ours_s']:.3f} s, bare {figures['bare_s']:.3f} s")
+        print(f"  ratio {figures['ratio']:.2f} (half of the rounds within {low:.2f} to {high:.2f})")
+        print(f"  ratio of the least rounds, without noise: {figures['ratio_without_noise']:.2f}")
+    said = "met" if result["met"] else "missed"
+    print(f"goal: at most {CPU_GOAL} of the CPU without noise, at most {CALLS_GOAL} calls: {said}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""Deployable entry point: one recurrence of a job per flow run. `deployments/prefect.yaml` names it."""
+"""Deployable entry point: one recurrence of a job per flow run. `zeus-flows deploy` names it by its module."""
 
-from zeus_flows.orchestration.recurrence_flow import recurrence
+from zeus_flows.orchestration.deployed import recurrence
 
-if __name__ == "__main__":
-    recurrence.serve(name="recurrence")
+__all__ = ["recurrence"]

@@ -25,7 +25,7 @@ CLASSES = ["Outcome", "Question", "Session", "ZeusDataLoader", "ZeusLightningCal
 #: Members of the public classes that zeus_flows calls itself, or a framework that it is a callback of (`on_...`).
 NOT_FOR_USERS = {
     *("as_current", "begin_epoch", "begin_steps", "begin_training", "close", "end_epoch", "ended_by_itself"),
-    *("failed", "observation", "setup", "stepped"),
+    *("failed", "observation", "parts", "setup", "stepped"),
 }
 
 

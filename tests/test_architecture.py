@@ -35,7 +35,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: A class with more fields than this is several.
 MOST_FIELDS = 15
 #: What is written down whole, field by field: what a user writes, what MLflow keeps, what a decision is taken on.
-RECORDS = {"JobFile", "Job", "Observation", "State"}
+RECORDS = {"JobFile", "Job", "Decision", "Observation", "State"}
 
 Call = tuple[str, str]
 

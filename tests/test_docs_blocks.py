@@ -103,6 +103,7 @@ def stand_ins(folder: Path) -> dict[str, Any]:
         "load": load,
         "rows": lambda recurrence: recurrence,
         "learn": lambda *_: None,
+        "loss": lambda model, batch: model(batch[0]).mean(),
         "evaluate": lambda *_: next(found),
         "publish": lambda model: (folder / "published").touch(),
     }
@@ -282,7 +283,7 @@ def test_every_command_that_is_typed_would_be_understood(where: str, command: st
             assert words[0] == "install"
         case "prefect":
             for word in words:
-                assert "/" not in word or (ROOT / word).exists(), word
+                assert "/" not in word or "://" in word or (ROOT / word).exists(), word
         case _:
             pytest.fail(f"{where}: nothing checks {program}")
 

@@ -27,6 +27,7 @@ DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GP
 
 #: What a command's words may have in braces.
 PLACEHOLDERS = (
+    "accumulation_steps",
     "attempt",
     "batch_size",
     "batch_size_per_gpu",
@@ -34,6 +35,8 @@ PLACEHOLDERS = (
     "gpus",
     "learning_rate",
     "max_epochs",
+    "micro_batch_size",
+    "micro_batch_size_per_gpu",
     "recurrence",
     "seed",
     "target",
@@ -227,8 +230,20 @@ class TrainSection(Section):
     @property
     def uses_batch_size(self) -> bool:
         """Whether the batch size reaches the training."""
+        return self.command is None or bool(self._names & {"batch_size", "batch_size_per_gpu"}) or self.accumulates
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a batch that is taken in parts reaches the training; a function has to ask for it."""
+        micro = {"micro_batch_size", "micro_batch_size_per_gpu"}
+        told = ({"batch_size", "batch_size_per_gpu"}, micro, {"accumulation_steps"})
+        return self.command is None or sum(bool(self._names & names) for names in told) >= 2
+
+    @property
+    def _names(self) -> set[str]:
+        """The names in braces that a command has."""
         texts = (*(self.command or ()), *self.environment.values())
-        return self.command is None or any("{batch_size" in text for text in texts)
+        return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
 
 
 class RolloutSection(Section):
@@ -281,6 +296,7 @@ class JobFile(Section):
     device: str = "auto"
     shared_gpu: bool = False
     gpus: int | None = Field(default=None, ge=1, le=99)
+    accumulate: bool = False
     batch_sizes: list[Annotated[int, Field(gt=0, le=10**9)]] = Field(min_length=1, max_length=200)
     default_batch_size: int = Field(gt=0)
     target: Target
@@ -306,7 +322,7 @@ class JobFile(Section):
     learning_rate: LearningRate = LearningRate()
     train: TrainSection
     gate: GateSection | None = None
-    tracking_uri: str | None = None
+    tracking_uri: str | None = Field(default=None, repr=False)
     simulation: Simulation = Simulation()
 
     @field_validator("name")
@@ -373,6 +389,15 @@ class JobFile(Section):
             raise ValueError(
                 "train.command has no {batch_size}, so that every batch size would train alike; "
                 "put it where the script takes its batch size, or set mode: power"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_reach_the_training(self) -> JobFile:
+        if self.accumulate and not self.train.accumulates:
+            raise ValueError(
+                "accumulate needs a command that takes micro-batches: put {micro_batch_size} where the script takes "
+                "what it loads at once, and {accumulation_steps} where it takes after how many of them it steps"
             )
         return self
 
@@ -450,6 +475,7 @@ class JobFile(Section):
             control=self.control,
             host_power_w=None if self.host_power_w == "measured" else self.host_power_w,
             in_seconds=source is EnergySource.NONE,
+            accumulate=self.accumulate,
         )
 
 

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu.conftest import emulate, emulator_library
 from zeus_flows import killpoints as points
 from zeus_flows.experiments.capriccio.curves import open_curves
+
+__all__ = ["emulate", "emulator_library", "own_cache"]
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import history as reader
 from zeus_flows.ledger.mlflow import pages, snapshot
-from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.history import HistoryReader
+from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.open_ledger import open_direct
 
 #: What a state of version 2 had.
@@ -165,18 +166,16 @@ def test_what_was_folded_is_kept_beside_the_one_that_serves(sqlite_uri: str, mon
     assert (begun.upto, version(sqlite_uri)) == (9, 2), "the old one serves as long as the new one is not done"
     ledger = open_ledger(sqlite_uri)
     assert ledger.history(wait_for_refold=False).state.observations == 10
-    read: list[str] = []
-    params = Store.params
+    read: list[int] = []
+    read_page = Layout.read_page
 
-    def reading(self: Store, run_id: str) -> object:
-        read.append(run_id)
-        return params(self, run_id)
+    def reading(self: Layout, number: int, *, looked: bool = False) -> Page:
+        read.append(number)
+        return read_page(self, number, looked=looked)
 
-    again = open_ledger(sqlite_uri)
-    again.layout.look()
-    monkeypatch.setattr(Store, "params", reading)
-    assert again.refold() == 10
-    assert len(read) == 2, "only the pages from the ninth recurrence on"
+    monkeypatch.setattr(Layout, "read_page", reading)
+    assert open_ledger(sqlite_uri).refold() == 10
+    assert read == [2, 3], "only the pages from the ninth recurrence on"
     assert snapshot.load(JOB, tags(sqlite_uri), head=snapshot.ANEW) is None
     assert open_ledger(sqlite_uri).verify() == (True, 10)
     assert version(sqlite_uri) == 3

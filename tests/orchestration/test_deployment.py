@@ -1,4 +1,4 @@
-"""deployments/prefect.yaml for real: a server, a worker, and a run that nobody but the schedule starts."""
+"""Deployments for real: a server, a worker, and a run that nobody but the schedule starts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from uuid import uuid4
 import httpx
 import pytest
 from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.processes import PREFECT, Forked, run_forked
+from tests.processes import PREFECT, ZEUS_FLOWS, Forked, run_forked
+from tests.training_functions import write_job
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,9 +39,11 @@ def server(prefect_api: str, sqlite_uri: str, tmp_path: Path) -> Iterator[dict[s
         "PREFECT_API_URL": prefect_api,
         "MLFLOW_TRACKING_URI": sqlite_uri,
         "ZEUS_FLOWS_STATE_DIR": str(tmp_path / "state"),
+        "PYTHONPATH": str(ROOT),
     }
-    for deployment in httpx.post(f"{prefect_api}/deployments/filter", json={}, timeout=10).json():
-        httpx.delete(f"{prefect_api}/deployments/{deployment['id']}", timeout=10).raise_for_status()
+    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
+        for deployment in client.read_deployments():
+            client.delete_deployment(deployment.id)
 
 
 def prefect(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
@@ -71,32 +76,42 @@ def flow_runs(env: dict[str, str], deployment: str, *states: str) -> list[dict[s
 
 
 def test_a_scheduled_run_of_the_deployment_completes_a_recurrence(server: dict[str, str], tmp_path: Path) -> None:
-    ours = (ROOT / "deployments/prefect.yaml").read_text()
-    every_minute = ours.replace('cron: "0 * * * *"', 'cron: "* * * * *"')
-    assert every_minute != ours
-    pool = create_pool(server)
-    deploy(server, tmp_path, every_minute.replace("gpu-workers", pool))
-    worker = Forked(PREFECT, "worker", "start", "--pool", pool, cwd=ROOT, env=server)
+    write_job(tmp_path / "job.yaml")
+    pool = f"gpu-{uuid4().hex[:8]}"
+    words = ("deploy", "job.yaml", "--cron", "* * * * *", "--pool", pool)
+    made = run_forked(ZEUS_FLOWS, *words, cwd=tmp_path, env=server)
+    assert made.returncode == 0, made.stdout + made.stderr
+    worker = Forked(PREFECT, "worker", "start", "--pool", pool, cwd=Path("/"), env=server)
     try:
-        wait_for("a completed flow run", lambda: bool(flow_runs(server, "flights-hourly", "COMPLETED")), 240)
+        wait_for("a completed flow run", lambda: bool(flow_runs(server, "nightly", "COMPLETED")), 240)
     finally:
         worker.terminate()
         worker.wait(60)
 
-    done = flow_runs(server, "flights-hourly", "COMPLETED")[0]
-    assert done["auto_scheduled"] is True
+    done = flow_runs(server, "nightly", "COMPLETED")[0]
+    assert (done["auto_scheduled"], done["name"]) == (True, "nightly #1")
     client = MlflowClient(tracking_uri=server["MLFLOW_TRACKING_URI"])
-    experiment = client.get_experiment_by_name("flights-late")
+    experiment = client.get_experiment_by_name("nightly")
     assert experiment is not None
     observed = client.search_runs([experiment.experiment_id], "tags.`zf.outcome` = 'converged'")
     assert done["id"] in {run.data.tags["zf.prefect.flow_run_id"] for run in observed}
 
 
-def test_the_server_refuses_parameters_that_the_flow_does_not_have(server: dict[str, str], tmp_path: Path) -> None:
+def test_prefects_own_file_makes_what_deploy_makes(server: dict[str, str], tmp_path: Path) -> None:
     pool = create_pool(server)
-    deploy(server, tmp_path, (ROOT / "deployments/prefect.yaml").read_text().replace("gpu-workers", pool))
-    for wrong in ("function=os:system", "simulate=h100"):
-        refused = prefect(server, "deployment", "run", "recurrence/flights-hourly", "--param", wrong)
-        assert refused.returncode != 0
-    accepted = prefect(server, "deployment", "run", "recurrence/flights-hourly", "--param", "simulate=v100")
-    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    deploy(server, tmp_path, (ROOT / "deployments/prefect.yaml").read_text().replace("name: gpu\n", f"name: {pool}\n"))
+
+    def made(flow: str, name: str) -> dict[str, Any]:
+        answer = httpx.get(f"{server['PREFECT_API_URL']}/deployments/name/{flow}/{name}", timeout=10)
+        found: dict[str, Any] = answer.raise_for_status().json()
+        ours = ("entrypoint", "tags", "work_pool_name", "pull_steps", "concurrency_options", "enforce_parameter_schema")
+        parameters = {key: found["parameters"].get(key) for key in ("job_file", "experiment_file", "folder", "digest")}
+        return {key: found[key] for key in ours} | parameters
+
+    names = [("recurrence", "flights-late"), ("capriccio", "capriccio-flights")]
+    by_prefect = [made(*name) for name in names]
+    files = ("deployments/jobs/flights.yaml", "deployments/experiments/flights.yaml")
+    ours = run_forked(ZEUS_FLOWS, "deploy", *files, "--pool", pool, cwd=ROOT, env=server)
+    assert ours.returncode == 0, ours.stdout + ours.stderr
+    assert "2 updated" in ours.stdout  # parameters are pinned on the server too
+    assert [made(*name) for name in names] == by_prefect

@@ -1,4 +1,4 @@
-"""One training in three forms: a plain loop over the session, Hugging Face's Trainer, and Lightning's."""
+"""One training in four forms: a loop over the session, Hugging Face's Trainer, Lightning's, the paper's listing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, PrinterCallback, Trainer, TrainingArguments
 
-from zeus_flows import Session, ZeusLightningCallback, ZeusTrainerCallback
+from zeus_flows import Session, ZeusDataLoader, ZeusLightningCallback, ZeusTrainerCallback
 
 for _name in ("lightning.pytorch", "lightning.fabric", "transformers"):
     logging.getLogger(_name).setLevel(logging.ERROR)
@@ -28,9 +28,9 @@ class Task:
         session: The attempt's.
         samples: Samples of the data set.
         epochs: How many evaluations the target takes, more or less.
-        micro: Samples that fit a micro-batch; 0: as many as the batch size.
+        micro: Samples that fit a micro-batch; 0: as many as the job decided.
         every: Evaluate every so many optimizer steps; 0: after each epoch.
-        hungry: Batch sizes above this run out of memory.
+        hungry: More samples than this at once run out of memory.
         breaks: Break at this training batch.
         metrics: What evaluations find, instead of what they would.
         wait: Lets seconds pass: 0.1 for a sample, 7 for an evaluation.
@@ -50,7 +50,7 @@ class Task:
         wait: Callable[[float], object] = lambda _: None,
     ) -> None:
         self.session, self.samples, self.every = session, samples, every
-        self.micro = min(micro or session.batch_size, session.batch_size)
+        self.micro = min(micro or session.micro_batch_size, session.micro_batch_size)
         self.accumulate = session.batch_size // self.micro
         noise = random.Random(session.seed).uniform(0.8, 1.2)
         self.needed = max(1, round(epochs * (0.7 + session.batch_size / 200) * noise))
@@ -64,7 +64,7 @@ class Task:
         """Train on a batch, or break of it."""
         self.seen.append(samples)
         self.wait(0.1 * samples)
-        if self.session.batch_size > self._hungry:
+        if self.micro > self._hungry:
             raise torch.OutOfMemoryError("CUDA out of memory")
         if len(self.seen) == self._breaks:
             raise ZeroDivisionError("the user's bug")
@@ -103,6 +103,19 @@ def loop(task: Task, after_evaluation: Callable[[], object] = lambda: None) -> N
         if not task.every:
             session.report_metric(task.evaluate())
             after_evaluation()
+
+
+def listing(session: Session, **options: Any) -> None:
+    """Train as the paper's Listing 1 does."""
+    task = Task(session, **options)
+    train_loader = ZeusDataLoader(TensorDataset(torch.zeros(task.samples, 4)), session.batch_size, session.max_epochs)
+    eval_loader = ZeusDataLoader(TensorDataset(torch.zeros(8, 4)), 8)
+    for _epoch in train_loader.epochs():
+        for (batch,) in train_loader:
+            task.learn(len(batch))
+        for _ in eval_loader:
+            pass
+        train_loader.report_metric(task.evaluate())
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):

@@ -18,6 +18,9 @@ from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.errors import ConfigError
 from zeus_flows.job_file import JobFile, parse_job
+from zeus_flows.ledger.memory import MemoryLedger
+from zeus_flows.recurrence.loop import run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.settings import read_settings
 from zeus_flows.training.trainer import LocalTrainer
 
@@ -44,6 +47,25 @@ def together(session: Any, *, seen: str, breaks: str = "") -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         session.report_metric(0.31 * epoch if session.rank == 0 else 0.0)
     Path(seen, f"rank-{session.rank}").write_text(f"{epoch} {trained} {session.batch_size} {session.converged}")
+    dist.destroy_process_group()
+
+
+def in_parts(session: Any, *, seen: str) -> None:
+    """The same, with as many samples at once as the job decided; more than 8 on a rank do not fit."""
+    dist.init_process_group("gloo")
+    data = TensorDataset(torch.arange(SAMPLES, dtype=torch.float32))
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=session.world_size, rank=session.rank)
+    loader = DataLoader(data, batch_size=session.micro_batch_size_per_rank, sampler=sampler)
+    steps = 0
+    for epoch in session.epochs():
+        for number, (batch,) in enumerate(session.steps(loader), start=1):
+            if len(batch) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if number % session.accumulation_steps == 0:
+                dist.all_reduce(batch.sum())
+                steps += 1
+        session.report_metric(0.31 * epoch)
+    Path(seen, f"rank-{session.rank}").write_text(f"{epoch} {steps}")
     dist.destroy_process_group()
 
 
@@ -104,6 +126,20 @@ def test_a_rank_that_is_killed_fails_the_attempt(tmp_path: Path) -> None:
 
 def test_a_rank_out_of_memory_is_about_the_batch_size(tmp_path: Path) -> None:
     assert train(by_function(tmp_path, breaks="memory")).outcome is Outcome.OUT_OF_MEMORY
+
+
+def test_ranks_that_run_out_of_memory_get_smaller_micro_batches(tmp_path: Path) -> None:
+    train_section = {"function": "tests.training.test_ranks:in_parts", "parameters": {"seen": str(tmp_path)}}
+    job_file = job(train_section, accumulate=True, batch_sizes=[32], default_batch_size=32)
+    trainer = LocalTrainer(job_file, read_settings())
+    core = job_file.core(trainer.energy_source)
+    done = run_recurrence(core, LocalSteps(core, MemoryLedger(core, trainer.energy_source), trainer))
+    assert [(o.batch_size, o.micro, o.outcome.value) for _, o in done.attempts] == [
+        (32, 32, "out_of_memory"),
+        (32, 16, "converged"),
+    ]
+    assert done.attempts[-1][1].samples_per_epoch == SAMPLES
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["3 24"] * 2
 
 
 def test_a_script_is_started_once_for_each_gpu_and_its_steps_count_once(tmp_path: Path) -> None:

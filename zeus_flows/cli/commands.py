@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
+from zeus_flows.cli.deploying import deploy_command
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.replay import replay
@@ -53,6 +54,7 @@ def main() -> None:
     Start here:
       zeus-flows init                                  write a commented job file
       zeus-flows run job.yaml --simulate v100          run one recurrence on a simulated GPU
+      zeus-flows deploy job.yaml --cron "0 2 * * *"     let Prefect run one every night
 
     \b
     Exit codes: 0 done, 2 a job file or flag is wrong, 3 the target was not reached,
@@ -228,4 +230,5 @@ main.add_command(restore_power_command)
 main.add_command(replay)
 main.add_command(fleet_command)
 main.add_command(capriccio_command)
+main.add_command(deploy_command)
 main.add_command(drift_command)

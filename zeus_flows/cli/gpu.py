@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from zeus_flows.gpu.address import ZeusdAddress
     from zeus_flows.gpu.doctor import CheckFunction
     from zeus_flows.settings import Settings
+
+#: What `doctor --measure` takes, unless told.
+MINUTES = 10.0
 
 _MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
@@ -28,16 +32,43 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
 
     @click.command("doctor")
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-    def doctor(as_json: bool) -> None:
+    @click.option(
+        "--measure",
+        "minutes",
+        is_flag=False,
+        flag_value=MINUTES,
+        type=click.FloatRange(min=0.1, max=240.0),
+        metavar="[MINUTES]",
+        help=f"Measure the first GPU instead: its counter, limits and spans, and what we cost ({MINUTES:g} minutes).",
+    )
+    @click.option(
+        "--load", metavar="MODULE:FUNCTION", help="What --measure runs on the GPU; torch on CUDA, if not said."
+    )
+    @click.option(
+        "--page",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=Path("gpu-measured.md"),
+        show_default=True,
+        help="Where --measure writes its page, to attach to an issue; HTML where the name says so.",
+    )
+    def doctor(as_json: bool, minutes: float | None, load: str | None, page: Path) -> None:
         """Look at driver, GPUs, power limits, energy sensors, permission, zeusd and sharing.
 
         Each line says what was found, what that means for a job, and what to type. Exit 0 if a job could run here,
         else 4.
+
+        With --measure the GPU is put under load and measured; nobody else should use it meanwhile. Each check passes,
+        fails or cannot tell. Exit 0 if none failed, 1 if one did, 4 if no GPU can be used.
         """
         from zeus_flows.core.json import jsonable
         from zeus_flows.gpu.doctor import a_job_could_run, diagnose
 
         settings = read_settings()
+        if minutes is not None:
+            from zeus_flows.cli.measure import measure_gpu
+
+            code = measure_gpu(minutes, settings=settings, load=load, file=page, as_json=as_json)
+            click.get_current_context().exit(code)
         checks = diagnose(
             state_dir=settings.state_dir,
             visible=settings.cuda_visible_devices,

@@ -80,6 +80,7 @@ class Job:
         drift: What is done about epochs that change over time.
         control: One in so many recurrences runs the default, to be compared with; None: none does.
         host_power_w: What the machine draws beside its GPUs, in watts; None: what was measured of it counts.
+        accumulate: Whether a batch size that does not fit a GPU's memory is trained in micro-batches, not left alone.
         in_seconds: Joules mean nothing here (no sensor, or a shared GPU): the cost of a run is its time in seconds.
     """
 
@@ -106,6 +107,7 @@ class Job:
     host_power_w: float | None = 0.0
     in_seconds: bool = False
     window_of: WindowOf = WindowOf.ARM
+    accumulate: bool = False
     mode_why: str = ""
     rollout: Rollout | None = None
     ready_by: ReadyBy | None = None

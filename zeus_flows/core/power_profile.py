@@ -57,7 +57,7 @@ class LimitMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class PowerProfile:
-    """Power limit -> average power and throughput, for one (batch size, GPU).
+    """Power limit -> average power and throughput, for one (batch size, micro-batch, GPU).
 
     Only a complete profile defines an arm's epoch cost; a partial one is kept to be completed. A complete one need
     not hold every limit: those that cannot win are not measured.
@@ -65,6 +65,7 @@ class PowerProfile:
     Attributes:
         made_with: Major versions it depends on, such as `torch 2, driver 550`; empty where none matter.
         stale_w: Limits whose measurements still serve but are to be measured again.
+        micro_batch_size: Samples that went through the GPUs at once; None: the whole batch.
     """
 
     batch_size: int
@@ -73,6 +74,12 @@ class PowerProfile:
     complete: bool = True
     made_with: str = ""
     stale_w: tuple[float, ...] = ()
+    micro_batch_size: int | None = None
+
+    @property
+    def micro(self) -> int:
+        """Samples that went through the GPUs at once. Profiles of different ones are never mixed."""
+        return self.micro_batch_size or self.batch_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class ReasonKind(Word):
     EXPLORE = "explore"  # to learn what it costs
     EXPLOIT = "exploit"  # the best known
     RETRY = "retry"  # after an attempt of the same recurrence that was stopped
+    ACCUMULATE = "accumulate"  # again in smaller micro-batches, after it ran out of memory
     PRUNING = "pruning"  # next in Algorithm 3's rounds
     SAMPLED = "sampled"  # drew the least cost
     IN_FLIGHT = "in-flight"  # the best known, while another recurrence explores

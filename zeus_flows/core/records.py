@@ -65,8 +65,9 @@ class Ask:
         in_flight: Attempts of other recurrences that are under way.
         tried: Batch sizes of this recurrence's earlier attempts.
         power_limits_w: Limits the GPU offers, per GPU; only `grid` wants them.
-        out_of_memory: Those of `tried` that did not fit the GPU.
+        out_of_memory: What of `tried` did not fit the GPU: batch sizes, or micro-batches where it was one.
         under_way: Recurrences that had begun and not ended, this one left out.
+        ran_out: How many attempts right before this one ran out of memory.
         seconds_left: Until the model must be ready, by the clock of whoever asks; None where the job has no such time.
     """
 
@@ -80,6 +81,7 @@ class Ask:
     power_limits_w: tuple[float, ...] = ()
     out_of_memory: tuple[int, ...] = ()
     under_way: tuple[int, ...] = ()
+    ran_out: int = 0
     seconds_left: float | None = None
 
 
@@ -96,11 +98,12 @@ class Asked:
         samples_per_epoch: Size of the data set, where it was known.
         in_flight: Attempts of other recurrences that were under way.
         tried: Batch sizes of this recurrence's earlier attempts.
-        out_of_memory: Those of them that did not fit the GPU.
+        out_of_memory: What of them did not fit the GPU.
         power_limits_w: Limits the GPU offered.
         folded: How many observations the history had.
         newest: (recurrence, attempt) of the newest of them.
         under_way: Recurrences up to that one that had begun and not ended: their later observations are not in it.
+        ran_out: How many attempts right before this one ran out of memory.
         mode_why: Whose word the decision's mode is; empty where it is the job file's own.
         seconds_left: Until the model had to be ready; None where the job has no such time.
     """
@@ -114,6 +117,7 @@ class Asked:
     folded: int = 0
     newest: tuple[int, int] = (0, 0)
     under_way: tuple[int, ...] = ()
+    ran_out: int = 0
     mode_why: str = ""
     seconds_left: float | None = None
 
@@ -136,6 +140,8 @@ class Decision:
         mode: How much the job might change; None in records of schema 1.
         asked: What was asked; None in records of schema 1.
         schema: Version of the record.
+        micro_batch_size: Samples that go through the GPUs at once, gradients of several being added up; None: the
+            whole batch.
     """
 
     recurrence: int
@@ -153,6 +159,12 @@ class Decision:
     mode: Mode | None = None
     asked: Asked | None = None
     schema: int = SCHEMA
+    micro_batch_size: int | None = None
+
+    @property
+    def micro(self) -> int:
+        """Samples that go through the GPUs at once."""
+        return self.micro_batch_size or self.batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +197,7 @@ class Observation:
         control: The default ran, to be compared with.
         curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
         schema: Version of the record.
+        micro_batch_size: Copied from the decision.
     """
 
     recurrence: int
@@ -217,6 +230,7 @@ class Observation:
     control: bool = False
     curve: tuple[tuple[int, float], ...] = ()
     schema: int = SCHEMA
+    micro_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         believable = (
@@ -237,6 +251,11 @@ class Observation:
     def converged(self) -> bool:
         """Whether the attempt reached the target."""
         return self.outcome is Outcome.CONVERGED
+
+    @property
+    def micro(self) -> int:
+        """Samples that went through the GPUs at once."""
+        return self.micro_batch_size or self.batch_size
 
     @property
     def order(self) -> tuple[int, int]:
@@ -288,7 +307,13 @@ def unobserved(
         detail=detail,
         mode=decision.mode,
         control=decision.control,
+        micro_batch_size=decision.micro_batch_size,
     )
+
+
+def in_parts(of: Decision | Observation) -> str:
+    """Return a batch size for people: as it is, or as the micro-batches that it is made up of, such as `4 x 64`."""
+    return f"{of.batch_size}" if of.micro == of.batch_size else f"{of.batch_size // of.micro} x {of.micro}"
 
 
 def decision_seed(job_seed: int, recurrence: int, attempt: int) -> int:

@@ -24,6 +24,8 @@ from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
 from zeus_flows.ledger.lease import HEARTBEAT_S, Holder, read_holder
 from zeus_flows.ledger.link import Link
 from zeus_flows.ledger.mlflow import record_text as codec
+from zeus_flows.ledger.mlflow.history import Reading
+from zeus_flows.ledger.mlflow.layout import Whereabouts
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.outbox import Item, Outbox
 
@@ -87,16 +89,20 @@ class Delivery:
     Attributes:
         holder: The same, one beat further with each heartbeat.
         training: The attempt, or the check of a drift gate, whose holder says that it is alive.
+        decided_on: What the decision of the attempt in training was taken on, which need not be read again.
     """
 
     def __init__(self, ledger: MlflowLedger, outbox: Outbox, holder: Holder, link: Link) -> None:
         self._ledger, self._outbox, self._link, self.holder = ledger, outbox, link, holder
         self.training: AttemptRef | None = None
+        self.decided_on: tuple[Whereabouts, Reading] | None = None
+        self._shared: tuple[Whereabouts, Reading] | None = None
         self._refused: dict[int, StoreError] = {}
         self._stall_left_s = STALL_S
         self._work = threading.Event()
         self._stop = threading.Event()
         self._hurry = threading.Event()
+        self._moved = threading.Event()  # something was delivered, or could not be
         self._tries = 0
         self._thread = threading.Thread(target=self._deliver_for_ever, name="zeus-flows-outbox", daemon=True)
         self._thread.start()
@@ -142,7 +148,8 @@ class Delivery:
             )  # one may have been under way; one more was in vain
             if in_vain and not self._outbox.unkept(self._ledger.key, token=self.holder.token):
                 break
-            time.sleep(0.02)
+            self._moved.wait(0.05)
+            self._moved.clear()
 
     def stop(self) -> None:
         """Let the delivery under way be the last one."""
@@ -160,7 +167,7 @@ class Delivery:
             self._outbox.close()
 
     def _is_waiting(self, item: int) -> bool:
-        return self._outbox.waiting(self._ledger.key, item)
+        return self._outbox.holds(item)
 
     def _is_anything_due(self) -> bool:
         return bool(self._outbox.due(self._ledger.key, owner=self.holder.dump()))
@@ -173,7 +180,8 @@ class Delivery:
             silent_s = now - max(began, self._ledger.store.answered_s)
             if silent_s >= stall_s:
                 return stall_s
-            time.sleep(0.01)
+            self._moved.wait(min(0.1, stall_s - silent_s))
+            self._moved.clear()
         return max(silent_s, 0.0)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
@@ -194,6 +202,7 @@ class Delivery:
                 if self._link.lost():
                     what = error if isinstance(error, StoreError) else type(error).__name__
                     log.warning("%s; training goes on, records are kept in the outbox", what)
+                self._moved.set()
                 self._hurry.wait(_RETRY_S)
             self._tries += 1
 
@@ -234,6 +243,7 @@ class Delivery:
                 run_id = None
             reached("after-deliver")
             self._outbox.remove(item.id, token=item.attempt if run_id else None, run_id=run_id)
+            self._moved.set()
             reached("after-remove")
             delivered += 1
         return delivered
@@ -241,6 +251,9 @@ class Delivery:
     def _deliver_one(self, item: Item) -> str | None:
         """Deliver an item; return the run that a decision's token has become."""
         attempt, ledger = read_ref(item.attempt), self._ledger
+        if (known := self.decided_on) is not None and known is not self._shared:
+            ledger.share(*known)
+            self._shared = known
         if item.kind == ItemKind.DECIDED:
             return self._deliver_decision(item, attempt)
         run_id = self._run_of(attempt)

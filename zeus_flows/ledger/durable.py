@@ -160,6 +160,8 @@ class DurableLedger:
     def decided(self, decision: Decision, context: Mapping[str, str]) -> str:
         """Write a decision, or keep it to be written, and begin to say that its holder is alive."""
         self._now.attempt = self._delivery.training = self._decided(decision, context)
+        if self._now.standing is Standing.NUMBERED:
+            self._delivery.decided_on = self._ledger.decided_on()
         return str(self._now.attempt)
 
     def epoch(self, attempt_id: str, report: EpochReport) -> None:
@@ -197,6 +199,8 @@ class DurableLedger:
         if swept.why:
             self._link.lost()
             log.warning("%s; the janitor will come with the next recurrence", swept.why)
+        else:
+            self._ledger.go_on()
         return swept
 
     def left(self) -> int:

@@ -6,10 +6,13 @@ import logging
 from uuid import UUID
 
 import httpx
+from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.states import Crashed
+
+from zeus_flows.masking import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,17 @@ def bury_flow_run(flow_run_id: str, why: str) -> None:
         log.warning("Prefect could not be told that flow run %s is dead: %s", flow_run_id, type(error).__name__)
 
 
+def rename_flow_run(name: str) -> bool:
+    """Give this flow run another name; return whether Prefect took it."""
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(str(runtime.flow_run.id)), name=name)
+    except (ObjectNotFound, ValueError, httpx.HTTPError) as error:
+        log.warning("this flow run could not be called %s: %s", name, type(error).__name__)
+        return False
+    return True
+
+
 def print_no_errors() -> None:
     """Keep Prefect from printing errors of runs: a command that runs a flow ends with the error itself.
 
@@ -56,4 +70,4 @@ def page_of(url: object) -> str:
     >>> page_of("http://127.0.0.1:4200/runs/flow-run/1"), page_of("None/runs/flow-run/1"), page_of(None)
     ('http://127.0.0.1:4200/runs/flow-run/1', '', '')
     """
-    return str(url) if str(url).startswith(("http://", "https://")) else ""
+    return without_secrets(str(url)) if str(url).startswith(("http://", "https://")) else ""

@@ -16,6 +16,7 @@ from zeus_flows.errors import TargetNeverReached
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.open_ledger import open_durable
+from zeus_flows.masking import mask_logs
 from zeus_flows.orchestration.events import Happening, tell
 from zeus_flows.orchestration.fleet import in_fleet
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
@@ -24,7 +25,7 @@ from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.links import run_url
 from zeus_flows.reporting.text import seconds
-from zeus_flows.settings import read_settings
+from zeus_flows.settings import public_uri, read_settings
 from zeus_flows.training.gate import load_gate
 from zeus_flows.training.trainer import LocalTrainer
 
@@ -50,7 +51,15 @@ def recurrence(
         RecurrenceFailed: no attempt converged; the flow run fails, so that a schedule's owner hears of it.
     """
     stated = load_job(Path(job_file)).overridden(simulate=simulate, seed=seed)
-    done = run_one(stated, tracking_uri=tracking_uri, mode=mode)
+    return ended(run_one(stated, tracking_uri=tracking_uri, mode=mode))
+
+
+def ended(done: Recurrence) -> Recurrence:
+    """Return what a flow returns for a recurrence; one that the drift gate skipped is a state of that name.
+
+    Raises:
+        RecurrenceFailed: no attempt converged.
+    """
     if not done.converged:
         raise RecurrenceFailed(done)
     if done.skipped and done.check is not None:  # Prefect keeps the state, and gives the caller what it holds
@@ -70,7 +79,8 @@ class RecurrenceFailed(TargetNeverReached):
 def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | None = None) -> Recurrence:
     """Run one recurrence inside a flow run."""
     settings = read_settings()
-    uri = settings.tracking(tracking_uri, job_file.tracking_uri)
+    uri = settings.tracking(public_uri(tracking_uri, "the parameter tracking_uri"), job_file.tracking_uri)
+    mask_logs()
     trainer = LocalTrainer(job_file, settings, tracking_uri=uri)
     gate = load_gate(job_file, measure=trainer.measure)
     job = lowered(in_fleet(job_file.core(trainer.energy_source)), mode, "the parameter mode")

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -19,11 +20,27 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.errors import StoreUnavailable
+from zeus_flows.ledger.mlflow import names
 from zeus_flows.orchestration.events import Happening, tell, tell_decision, tell_observation
+from zeus_flows.orchestration.prefect_runs import rename_flow_run
 from zeus_flows.recurrence.loop import Attempt
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
 from zeus_flows.training.forms.child import output_log
+
+T = TypeVar("T")
+
+
+class _Opaque(Generic[T]):
+    """Holds what goes into a task or comes out of it, which Prefect would else walk through, field by field.
+
+    It looks for futures in there, several times for each task. A record of a wide search space has thousands of fields.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: T) -> None:
+        self.value = value
 
 
 async def _store_was_away(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
@@ -40,8 +57,8 @@ def _gate(steps: LocalSteps, recurrence: int) -> GateCheck | None:
 
 
 @task(name="decide", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5, retry_condition_fn=_store_was_away)
-def _decide(steps: LocalSteps, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
-    return steps.decide(recurrence, earlier)
+def _decide(steps: LocalSteps, recurrence: int, earlier: _Opaque[tuple[Observation, ...]]) -> _Opaque[Attempt]:
+    return _Opaque(steps.decide(recurrence, earlier.value))
 
 
 async def _can_go_on(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool:
@@ -51,16 +68,16 @@ async def _can_go_on(_task: Task[..., object], _run: TaskRun, state: State[objec
 
 
 @task(name="train", cache_policy=NO_CACHE, retry_condition_fn=_can_go_on)
-def _train(steps: LocalSteps, attempt: Attempt) -> Observation:
+def _train(steps: LocalSteps, attempt: _Opaque[Attempt]) -> _Opaque[Observation]:
     with _shown_in_prefect(output_log):
-        observation = steps.try_once(attempt)
+        observation = steps.try_once(attempt.value)
     get_run_logger().info("batch size %d %s: %s", observation.batch_size, observation.outcome, observation.detail)
-    return observation
+    return _Opaque(observation)
 
 
 @task(name="observe", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=10, retry_condition_fn=_store_was_away)
-def _observe(steps: LocalSteps, attempt: Attempt, observation: Observation) -> None:
-    steps.observe(attempt, observation)
+def _observe(steps: LocalSteps, done: _Opaque[tuple[Attempt, Observation]]) -> None:
+    steps.observe(*done.value)
 
 
 @contextmanager
@@ -99,8 +116,12 @@ class PrefectSteps:
         self._key = re.sub(r"[^a-z0-9]+", "-", local.job.name.lower()).strip("-")
 
     def begin(self) -> int:
-        """Take the next recurrence number."""
-        return self._local.begin()
+        """Take the next recurrence number, and name the flow run after it."""
+        number = self._local.begin()
+        name = f"{self._local.job.name} #{number}"
+        if rename_flow_run(name):
+            self._local.note({names.PREFECT_FLOW_RUN_NAME: name})
+        return number
 
     def gate(self, recurrence: int) -> GateCheck | None:
         """Ask the drift gate in a task, where the job has one; show what it found."""
@@ -114,7 +135,7 @@ class PrefectSteps:
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Decide in a task; show the beliefs behind the decision as a table."""
-        attempt = _decide(self._local, recurrence, earlier)
+        attempt = _decide(self._local, recurrence, _Opaque(earlier)).value
         if attempt.decision.reason.kind is ReasonKind.LATE:
             get_run_logger().warning("late: %s", attempt.decision.reason.text)
         tell_decision(self._local.job, attempt.decision)
@@ -133,13 +154,13 @@ class PrefectSteps:
     def train(self, attempt: Attempt) -> Observation:
         """Train in a task; one that broke is tried again from its checkpoint, then observed as failed."""
         try:
-            return self._train(self._local, attempt)
+            return self._train(self._local, _Opaque(attempt)).value
         except AttemptFailed as failure:
             self._local.failed(attempt, failure)
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:
         """Write the outcome in a task."""
-        _observe(self._local, attempt, observation)
+        _observe(self._local, _Opaque((attempt, observation)))
         tell_observation(self._local.job, observation)
 
     def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:

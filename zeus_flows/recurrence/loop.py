@@ -16,6 +16,7 @@ from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.micro_batch import least
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
@@ -144,7 +145,8 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     None where the drift gate finds that the model there is will do.
 
     Where the batch size may not change there is nothing else to try: one attempt. Batch sizes that do not fit the GPU
-    do not count: smaller ones follow, while there are any.
+    do not count: smaller micro-batches follow where the job accumulates gradients, else smaller batch sizes, while
+    there are any.
     """
     number = steps.begin()
     job = in_force(job, number)
@@ -177,5 +179,8 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
 
 
 def _smaller(job: Job, observation: Observation) -> bool:
-    """Return whether there are smaller batch sizes to try after one that ran out of memory."""
+    """Return whether there are smaller batch sizes, or micro-batches, to try after one that ran out of memory."""
+    if job.accumulate:
+        arms = job.batch_sizes if job.mode is Mode.FULL else (observation.batch_size,)
+        return any(least(b, observation.gpu.count) < observation.micro for b in arms)
     return job.mode is Mode.FULL and observation.batch_size > job.batch_sizes[0]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import NoReturn, Protocol
 
 from zeus_flows.core import policy
@@ -16,7 +17,7 @@ from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
 from zeus_flows.core.reasons import Reason, ReasonKind
-from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed
+from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed, in_parts
 from zeus_flows.core.rollout import in_force
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
@@ -70,6 +71,10 @@ class LocalSteps:
         """Take the next recurrence number."""
         return self.ledger.begin()
 
+    def note(self, tags: Mapping[str, str]) -> None:
+        """Take tags for the runs of the attempts to come, beside those there are."""
+        self._context |= dict(tags)
+
     @property
     def has_gate(self) -> bool:
         """Whether a drift gate may be asked."""
@@ -122,8 +127,9 @@ class LocalSteps:
                 in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
                 tried=tuple([observation.batch_size for observation in earlier]),
                 power_limits_w=self.trainer.power_limits_w,
-                out_of_memory=tuple([o.batch_size for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
+                out_of_memory=tuple([o.micro for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
                 under_way=tuple([r for r in history.under_way if r != recurrence]),
+                ran_out=len(list(takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier)))),
                 seconds_left=None if self._seconds_left is None else round(self._seconds_left(), 1),
             ),
         )
@@ -140,7 +146,7 @@ class LocalSteps:
         if not earlier:
             self._began_on = state
         overheads, _ = state.overheads_of(self.job, decision.batch_size, gpu.key)
-        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu), overheads)
+        return Attempt(attempt_id, decision, state.profile(decision.batch_size, gpu, decision.micro), overheads)
 
     def train(self, attempt: Attempt) -> Observation:
         """Train the attempt. One that breaks is observed as failed before its exception goes on."""
@@ -208,11 +214,19 @@ class LocalSteps:
 
 
 def stand_in(job: Job, decision: Decision) -> Decision:
-    """Return the decision for a recurrence whose history could not be read: the default batch size, uncut."""
+    """Return the decision for a recurrence whose history could not be read: the default batch size, uncut.
+
+    After an attempt that ran out of memory what was decided stays: the default would run out of it again.
+    """
+    ran_out = decision.asked is not None and bool(decision.asked.out_of_memory)
+    batch_size = decision.batch_size if ran_out else job.default_batch_size
     text = f"MLflow did not answer: the default batch size {job.default_batch_size} stands in"
+    if ran_out:
+        text = f"MLflow did not answer, and memory ran out: batch size {in_parts(decision)} stands in"
     return replace(
         decision,
-        batch_size=job.default_batch_size,
+        batch_size=batch_size,
+        micro_batch_size=decision.micro_batch_size if ran_out else None,
         reason=Reason(ReasonKind.DEGRADED, text),
         cut=NoCut(),
         explores=False,

@@ -14,7 +14,7 @@ from rich.text import Text
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ReasonKind
-from zeus_flows.core.records import Decision, EnergySource
+from zeus_flows.core.records import Decision, EnergySource, in_parts
 from zeus_flows.core.rollout import why_in_force
 from zeus_flows.core.savings import Savings
 from zeus_flows.recurrence.loop import Recurrence
@@ -65,7 +65,7 @@ class RunView:
         attempt, last = done.attempts[-1]
         self._show(
             str(done.number),
-            "→".join(str(observation.batch_size) for _, observation in done.attempts),
+            "→".join(in_parts(observation) for _, observation in done.attempts),
             "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
             "" if self._in_seconds else joules(done.energy_j + done.host_energy_j),
             seconds(done.time_s),

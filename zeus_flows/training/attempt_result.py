@@ -95,6 +95,7 @@ class AttemptResult:
             foreign_limit_w=books.foreign_limit_w,
             control=task.decision.control,
             curve=self.curve.points,
+            micro_batch_size=task.decision.micro_batch_size,
         )
 
 

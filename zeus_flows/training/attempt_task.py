@@ -10,6 +10,7 @@ from zeus_flows.core.overheads import Overheads
 from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.power_profile import PowerProfile
 from zeus_flows.core.records import Decision
+from zeus_flows.training.accumulation import Accumulation
 from zeus_flows.training.checkpoint import Progress
 
 
@@ -23,6 +24,7 @@ class AttemptTask:
         overheads: What is known of an epoch beside its steps, from earlier attempts.
         stops_at_target: Whether training ends where the target is reached.
         max_power_w: What the GPUs could draw together.
+        accumulation: What of a batch goes through at once.
     """
 
     job: Job
@@ -30,6 +32,7 @@ class AttemptTask:
     overheads: Overheads
     stops_at_target: bool
     max_power_w: float
+    accumulation: Accumulation
 
     def overheads_with(self, books: Progress) -> Overheads:
         """Return what an epoch takes beside its steps, by earlier attempts and this one."""

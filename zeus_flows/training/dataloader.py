@@ -81,7 +81,7 @@ class ZeusDataLoader(DataLoader[T]):
         self._metric: float | None = None
         if self._session is not None:
             _say_what_differs(self._session, batch_size, max_epochs, target_metric)
-            batch_size = self._session.batch_size
+            batch_size = self._session.parts(heeded=False).micro_batch_size
         elif self._trains:
             if target_metric is None:
                 raise ConfigError("a ZeusDataLoader that trains needs a target_metric beside max_epochs")
@@ -100,6 +100,11 @@ class ZeusDataLoader(DataLoader[T]):
                 }
             )
         super().__init__(dataset, batch_size=batch_size, **options)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many batches an optimizer step takes: more than one only in a job that says `accumulate: true`."""
+        return 1 if self._session is None else self._session.accumulation_steps
 
     def epochs(self) -> Iterator[int]:
         """Yield epoch numbers from 1 until the target is reached, or training on would not pay.

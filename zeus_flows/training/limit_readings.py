@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from zeus_flows.core.limit_search import CostOf, odd_limit, worth_measuring
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
 
 
 class LimitReadings:
@@ -82,12 +82,11 @@ class LimitReadings:
         self._found[measured.power_limit_w] = measured
         self._stale = set(self._found) - {measured.power_limit_w}
 
-    def profile(self, batch_size: int, gpu: Gpu, *, done: bool, begun: LimitMeasurement | None) -> PowerProfile | None:
+    def profile(self, empty: PowerProfile, *, done: bool, begun: LimitMeasurement | None) -> PowerProfile | None:
         """Return the readings as a profile; None where there are none.
 
         Args:
-            batch_size: Whose.
-            gpu: On what.
+            empty: Says of what, and on what.
             done: Whether nothing is left to measure.
             begun: What was measured so far of the limit under way.
         """
@@ -101,7 +100,7 @@ class LimitReadings:
             return None
         measurements = tuple(kept[limit] for limit in self._wanted if limit in kept)
         stale = tuple(limit for limit in self._wanted if limit in self._stale)
-        return PowerProfile(batch_size, gpu, measurements, complete, self._made_with, stale)
+        return replace(empty, measurements=measurements, complete=complete, made_with=self._made_with, stale_w=stale)
 
     def _wants(self, limit_w: float) -> bool:
         """Whether a limit has no measurement that counts, and is worth one."""

@@ -187,6 +187,7 @@ class LimitTuner:
             self._gpus,
             job=self._job,
             batch_size=decision.batch_size,
+            micro_batch_size=decision.micro_batch_size,
             limits_w=limits,
             known=known,
             profile_s=section.profile_seconds,

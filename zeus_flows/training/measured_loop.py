@@ -98,7 +98,8 @@ class MeasuredLoop:
             watts = tuner.average_power_w
             self._gpus.evaluated()
             self.books.close_late(ended_s, watts)
-            loop.step.samples, loop.step.first_done = 0, True
+            loop.step.take()
+            loop.step.first_done = True
             loop.evaluated = loop.evaluated_once = True
             if at_the_end:
                 loop.steps = None
@@ -125,7 +126,7 @@ class MeasuredLoop:
     def _step_is_done(self) -> None:
         """Count the step under way, where the train function has not asked for another."""
         loop, tuner = self._loop, self._tuner
-        samples, loop.step.samples = loop.step.samples, 0
+        samples = loop.step.take()
         if samples and not loop.step.first_done:
             self.stepped_first(samples)
         elif samples and tuner.measuring is not None and tuner.measuring.ran(samples):

@@ -57,6 +57,7 @@ class PowerProfiler:
         job: Its selector and eta say which limits cannot win any more.
         batch_size: The arm.
         limits_w: The limits to choose among.
+        micro_batch_size: Samples that go through the GPUs at once; None: the whole batch.
         known: What earlier attempts measured; only what it lacks is measured.
         profile_s: Seconds a limit is measured for; where epochs are short, a tenth of one, but `least_s` at least.
         warmup_s: Seconds after a limit was set that are discarded; where spans are shorter, a fifth of one.
@@ -86,9 +87,11 @@ class PowerProfiler:
         least_s: float = LEAST_S,
         always_w: Iterable[float] = (),
         skip_losers: bool = True,
+        micro_batch_size: int | None = None,
     ) -> None:
-        self._gpus, self._batch_size = gpus, batch_size
-        empty, host_w = PowerProfile(batch_size, gpus.gpu, ()), job.host_power_w or 0.0
+        self._gpus = gpus
+        self._empty = empty = PowerProfile(batch_size, gpus.gpu, (), micro_batch_size=micro_batch_size)
+        host_w = job.host_power_w or 0.0
         self._readings = LimitReadings(
             limits_w,
             known,
@@ -120,7 +123,7 @@ class PowerProfiler:
         """What is known now, complete or not; None where nothing is."""
         under_way = self._limit_w
         begun = None if under_way is None else self._measured(under_way, begun=True)
-        return self._readings.profile(self._batch_size, self._gpus.gpu, done=under_way is None, begun=begun)
+        return self._readings.profile(self._empty, done=under_way is None, begun=begun)
 
     def distrust(self, measured: LimitMeasurement) -> None:
         """Measure every limit again: one of them contradicted the profile."""

@@ -35,6 +35,7 @@ from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.errors import TrainingError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.job_file import JobFile
+from zeus_flows.training.accumulation import Accumulation
 from zeus_flows.training.attempt_result import AttemptResult, observer_report
 from zeus_flows.training.attempt_task import AttemptTask
 from zeus_flows.training.books import Books, Curve, For
@@ -77,7 +78,7 @@ class Session:
         learning_rate: The learning rate for it, by the job file's rule.
         recurrence: Number of the recurrence, from 1: which slice of the data it is about.
         attempt: Number of the attempt within the recurrence, from 1.
-        seed: For the train function's own randomness; differs between attempts.
+        seed: For the train function's own randomness; differs between attempts. Again in smaller parts, it is the same.
         target: The metric, and when it is good enough.
         max_epochs: Epochs an attempt trains at most.
     """
@@ -105,7 +106,8 @@ class Session:
         if job.host_power_w and not overheads.host_w:
             overheads = replace(overheads, host_w=job.host_power_w)
         known = checkpoints.profile if checkpoints is not None and checkpoints.profile is not None else known_profile
-        self._task = AttemptTask(job, decision, overheads, job_file.stop_at_target, gpus.gpu.max_power_w)
+        parts = Accumulation.of(decision.batch_size, decision.micro, wanted=job.accumulate)
+        self._task = AttemptTask(job, decision, overheads, job_file.stop_at_target, gpus.gpu.max_power_w, parts)
         self._gpus = gpus
         self._out = _Out(report, checkpoints)
         self._tuner = tuner = LimitTuner(
@@ -125,6 +127,16 @@ class Session:
         self._result = AttemptResult(Curve(lower_is_better=self.target.better == "lower"))
 
     # -- what a train function calls -------------------------------------------------------------------------
+
+    @property
+    def micro_batch_size(self) -> int:
+        """What the loader is to yield where the job accumulates gradients; else the batch size."""
+        return self.parts(heeded=True).micro_batch_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many of the loader's batches an optimizer step takes; 1 where nothing is accumulated."""
+        return self.parts(heeded=True).steps
 
     @property
     def outcome(self) -> Outcome | None:
@@ -159,19 +171,21 @@ class Session:
     def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield a loader's batches; between them, profile power limits until that is done.
 
-        A loop may stop asking at the last batch. A loader without a length is counted in the first epoch.
+        A loop may stop asking at the last batch. A loader without a length is counted in the first epoch. Where its
+        batches are parts of the batch size, as many as make one up are a step.
         """
         loop, step, books, tuner = self._loop, self._loop.step, self._measured.books, self._tuner
         ran, now_s = self._gpus.ran, self._gpus.now_s
         if not loop.begun or loop.epoch == 0:
             raise TrainingError("session.steps() belongs inside `for epoch in session.epochs()`")
         self._measured.leave_steps()
-        mine, size = object(), 0
+        mine, size, batches = object(), 0, 1
         try:
             for batch in loader:
                 if loop.steps is not mine:
                     size = batch_size_of(loader, batch) or self.batch_size
                     self._measured.enter_steps(mine, samples_in(loader, size))
+                    step.batches = batches = max(self.batch_size // size, 1)
                 samples = min(size, loop.left) or size
                 books.samples += samples
                 ran(samples)
@@ -179,7 +193,10 @@ class Session:
                 yield batch
                 if step.samples:
                     step.samples = 0
+                    if batches > 1 and not (samples := step.gather(samples)):
+                        continue
                     if not step.first_done:
+                        self._task.accumulation.check()
                         self._measured.stepped_first(samples)
                     elif (measuring := tuner.measuring) is not None and measuring.ran(samples):
                         tuner.measured()
@@ -318,8 +335,19 @@ class Session:
 
     def end_epoch(self) -> bool:
         """End the epoch under way; return whether there is to be another."""
+        self._task.accumulation.check()
         self._end_epoch()
         return self._goes_on()
+
+    def parts(self, *, heeded: bool) -> Accumulation:
+        """Return what of a batch goes through at once.
+
+        Args:
+            heeded: Whether the training follows it from now on.
+        """
+        found = self._task.accumulation
+        found.heeded = found.heeded or heeded
+        return found
 
     # -- what the trainer calls ------------------------------------------------------------------------------
 

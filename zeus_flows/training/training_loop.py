@@ -21,12 +21,31 @@ class StepUnderWay:
         samples: Samples of the step under way; 0 where it was counted already.
         handed_s: When its batch was handed out; None before the first of an epoch.
         usual_s: Seconds per sample of the fastest step so far: what a step takes where nothing else happens in it.
+        batches: Batches that an optimizer step takes: more than one where gradients are accumulated.
+        gathered: How many of them are done, and their samples.
     """
 
     first_done: bool = False
     samples: int = 0
     handed_s: float | None = None
     usual_s: float = math.inf
+    batches: int = 1
+    gathered: tuple[int, int] = (0, 0)
+
+    def gather(self, samples: int) -> int:
+        """Note that a batch is done; return the samples of the optimizer step that it ends, 0 where it ends none."""
+        batches, before = self.gathered
+        if batches + 1 < self.batches:
+            self.gathered = (batches + 1, before + samples)
+            return 0
+        self.gathered = (0, 0)
+        return before + samples
+
+    def take(self) -> int:
+        """Return the samples of the step under way, which is over now; 0 where it was counted already."""
+        samples = self.samples + self.gathered[1]
+        self.samples, self.gathered = 0, (0, 0)
+        return samples
 
     def begin(self, samples: int, now_s: float) -> None:
         """Begin a step: its batch is handed out."""

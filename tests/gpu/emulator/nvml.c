@@ -14,6 +14,8 @@
  *   NVMLEMU_UPDATE_MS      period of the counter and the power sensor; 0 for ideal ones
  *   NVMLEMU_NOISE_MW       greatest error of a power reading
  *   NVMLEMU_FROZEN         the energy counter never advances
+ *   NVMLEMU_COUNTER_OFF    share by which the energy counter counts too much, such as 0.05
+ *   NVMLEMU_LIMIT          ignored: limits are taken, told, and do nothing; stuck: they can be lowered, and not raised
  *   NVMLEMU_SET_MS         how long setting a limit takes
  *   NVMLEMU_MIG            index of a GPU in MIG mode
  *   NVMLEMU_CLOCK          virtual: time passes only by nvmlEmuAdvance
@@ -116,7 +118,8 @@ static double ceiling_of(const Gpu *g) {
 
 static double clock_of(const Gpu *g, const Load *l) {
     const Chip *c = &CHIPS[g->chip];
-    double low = c->slowest, high = ceiling_of(g), limit = g->limit_mw / 1e3;
+    double low = c->slowest, high = ceiling_of(g);
+    double limit = (is("NVMLEMU_LIMIT", "ignored") ? c->max_mw : g->limit_mw) / 1e3;
     if (high <= low || active_power(c, l, high) <= limit) return high;
     if (active_power(c, l, low) >= limit) return low;
     for (int i = 0; i < 50; i++) {
@@ -335,11 +338,11 @@ DEVICE_FUNCTION(nvmlDeviceGetEnforcedPowerLimit, (void *handle, unsigned *out), 
 DEVICE_FUNCTION(nvmlDeviceSetPowerManagementLimit, (void *handle, unsigned mw),
                 if (!(result = permission()) && (mw < c->min_mw || mw > c->max_mw)) result = INVALID_ARGUMENT;
                 if (!result && number("NVMLEMU_SET_MS") > 0) usleep((useconds_t)(number("NVMLEMU_SET_MS") * 1e3));
-                if (!result) g->limit_mw = mw)
+                if (!result && !(is("NVMLEMU_LIMIT", "stuck") && mw > g->limit_mw)) g->limit_mw = mw)
 DEVICE_FUNCTION(nvmlDeviceGetPowerUsage, (void *handle, unsigned *out), *out = shown_mw(g))
 DEVICE_FUNCTION(nvmlDeviceGetTotalEnergyConsumption, (void *handle, unsigned long long *out),
                 if (c->arch < ARCH_VOLTA) result = NOT_SUPPORTED;
-                *out = getenv("NVMLEMU_FROZEN") ? 1000 : (unsigned long long)(g->shown_joules * 1e3))
+                *out = getenv("NVMLEMU_FROZEN") ? 1000 : (unsigned long long)(g->shown_joules * 1e3 * (1 + number("NVMLEMU_COUNTER_OFF"))))
 DEVICE_FUNCTION(nvmlDeviceSetGpuLockedClocks, (void *handle, unsigned low, unsigned high),
                 if (!(result = permission()) && (low > high || high < c->min_mhz)) result = INVALID_ARGUMENT;
                 if (!result) g->locked_mhz = high)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from zeus_flows.core import savings
 from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.micro_batch import least, micro_batch
 from zeus_flows.core.policy import bounds
 from zeus_flows.core.policy.base import Choice, View
 from zeus_flows.core.policy.costs import arm_costs
@@ -88,14 +89,16 @@ def saved(job: Job, state: State) -> savings.Savings:
 def decide(job: Job, state: State, ask: Ask) -> Decision:
     """Return what to run next and why. The same history and ask give the same decision in any process."""
     job = in_force(job, ask.recurrence)
-    arms = _feasible(job, state, ask)
-    choice = in_time(job, state, ask, arms, _choose(job, state, ask, arms))
+    first = _as_first_asked(job, ask)
+    arms = _feasible(job, state, first)
+    choice = in_time(job, state, first, arms, _choose(job, state, first, arms))
+    micro = _micro(job, state, ask, choice.batch_size)
     return Decision(
         recurrence=ask.recurrence,
         attempt=ask.attempt,
         batch_size=choice.batch_size,
-        reason=choice.reason,
-        seed=ask.seed,
+        reason=choice.reason if micro is None else _in_parts(choice, micro, again=first is not ask),
+        seed=first.seed,
         policy=job.policy,
         cut=choice.cut,
         explores=choice.explores,
@@ -113,9 +116,11 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
             folded=state.observations,
             newest=state.order,
             under_way=ask.under_way,
+            ran_out=ask.ran_out,
             mode_why=job.mode_why,
             seconds_left=ask.seconds_left,
         ),
+        micro_batch_size=micro,
     )
 
 
@@ -182,14 +187,54 @@ def _choose(job: Job, state: State, ask: Ask, arms: tuple[int, ...]) -> Choice:
     return bounds.bounded(job, state, ask, choice, safe)
 
 
-def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:
-    """Return the arms below the smallest one that does not fit this GPU; the smallest arm at least."""
+def _as_first_asked(job: Job, ask: Ask) -> Ask:
+    """Return what was asked before memory ran out: where a batch may be taken in parts, that is no reason for another.
+
+    The arm stays, with its cut, unless what is believed has changed meanwhile.
+    """
+    if not job.accumulate or not ask.ran_out:
+        return ask
+    attempt = ask.attempt - ask.ran_out
+    seed = decision_seed(job.seed, ask.recurrence, attempt)
+    return replace(ask, attempt=attempt, tried=ask.tried[: attempt - 1], seed=seed)
+
+
+def _micro(job: Job, state: State, ask: Ask, batch_size: int) -> int | None:
+    """Return how many samples of a batch go through the GPUs at once; None: all of them."""
     gpu = ask.gpu or state.gpu
-    too_large = state.too_large(gpu.key, ask.recurrence) if gpu is not None else None
-    bounds = [b for b in (too_large, *ask.out_of_memory) if b is not None]
-    if not bounds:
+    if not job.accumulate or gpu is None:
+        return None
+    fitting = micro_batch(batch_size, too_large=_too_large(state, ask), gpus=gpu.count)
+    fitting = least(batch_size, gpu.count) if fitting is None else fitting  # something has to run
+    return None if fitting == batch_size else fitting
+
+
+def _in_parts(choice: Choice, micro: int, *, again: bool) -> Reason:
+    """Return the reason for a choice that is trained in micro-batches."""
+    reason = choice.reason
+    parts = f"in {choice.batch_size // micro} micro-batches of {micro}, as more at once does not fit the GPU"
+    text = f"batch size {choice.batch_size} again, {parts}: {reason.text}" if again else f"{reason.text}; {parts}"
+    return replace(reason, kind=ReasonKind.ACCUMULATE if again else reason.kind, text=text)
+
+
+def _too_large(state: State, ask: Ask) -> int | None:
+    """Return the fewest samples that do not fit this GPU at once; None where all fit."""
+    gpu = ask.gpu or state.gpu
+    known = state.too_large(gpu.key, ask.recurrence) if gpu is not None else None
+    return min((b for b in (known, *ask.out_of_memory) if b is not None), default=None)
+
+
+def _feasible(job: Job, state: State, ask: Ask) -> tuple[int, ...]:
+    """Return the arms that fit this GPU, in parts where the job allows that; the smallest arm at least."""
+    too_large, gpu = _too_large(state, ask), ask.gpu or state.gpu
+    if too_large is None:
         return job.batch_sizes
-    return tuple(b for b in job.batch_sizes if b < min(bounds)) or job.batch_sizes[:1]
+    gpus = 1 if gpu is None else gpu.count
+
+    def fits(batch_size: int) -> bool:
+        return micro_batch(batch_size, too_large=too_large, gpus=gpus, accumulate=job.accumulate) is not None
+
+    return tuple(filter(fits, job.batch_sizes)) or job.batch_sizes[:1]
 
 
 def _view(job: Job, state: State, ask: Ask, arms: tuple[int, ...], default: int, *, may_explore: bool) -> View:

@@ -27,6 +27,7 @@ def to_json(state: State) -> dict[str, Any]:
         "order": list(state.order),
         "newest_model": jsonable(state.newest_model),
         "profiles": [jsonable(p) for p in state.profiles.values()],
+        "shelf": [jsonable(p) for p in state.shelf.values()],
         "shortages": jsonable(state.shortages),
         "spent": jsonable(state.spent),
         "current": list(state.current),
@@ -59,6 +60,9 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         order=from_plain(tuple[int, int], data["order"]),
         newest_model=_newest(data["newest_model"]),
         profiles=profiles,
+        shelf={
+            (p.batch_size, p.micro, p.gpu.key): p for p in (from_plain(PowerProfile, p) for p in data.get("shelf", ()))
+        },
         shortages=_shortages(data),
         spent={k: from_plain(Spent, v) for k, v in data["spent"].items()},
         current=from_plain(tuple[int, float, float], data["current"]),

@@ -21,6 +21,7 @@ from zeus_flows.core.power_profile import NO_PART, Gpu, Part, PowerProfile
 from zeus_flows.core.records import Observation, Outcome
 
 Key = tuple[int, str]  # (batch size, Gpu.key)
+MicroKey = tuple[int, int, str]  # (batch size, micro-batch, Gpu.key)
 
 MOST = 1e15  # joules, seconds, watts, samples: whatever is greater was not measured
 
@@ -43,9 +44,10 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A batch size that ran out of a GPU's memory.
+    """A batch size, or a micro-batch, that ran out of a GPU's memory.
 
     Attributes:
+        batch_size: The samples that were to go through at once.
         recurrences: In how many recurrences it did.
         last: The newest of them.
         ran: It had trained there before; so it may be somebody else's fault, and is looked at again, rarely.
@@ -79,11 +81,16 @@ class ArmCost:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Energy and time of an arm's steps on one GPU, and the samples trained: an epoch cost without a profile."""
+    """Energy and time of an arm's steps on one GPU, and the samples trained: an epoch cost without a profile.
+
+    Attributes:
+        micro_batch_size: Samples that went through the GPU at once; None: the whole batch.
+    """
 
     energy_j: float = 0.0
     time_s: float = 0.0
     samples: float = 0.0
+    micro_batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +101,9 @@ class State:
         observations: How many were folded.
         order: (recurrence, attempt) of the newest one folded.
         newest_model: Recurrence, attempt and batch size of the newest attempt that reached the target; None before.
-        profiles: The newest profile of each (batch size, GPU); complete where there is a complete one.
-        shortages: Batch sizes that ran out of memory, by GPU, ascending.
+        profiles: The newest profile of each (batch size, GPU); complete where its micro-batch has a complete one.
+        shelf: Profiles of other micro-batches than the newest, by batch size, micro-batch and GPU.
+        shortages: Batch sizes and micro-batches that ran out of memory, by GPU, ascending.
         overheads: What runs of each (batch size, GPU) take beside their steps.
         host: Energy and time of the machine beside its GPUs, where that was measured.
         limits_before_w: The power limit that was there before, by GPU.
@@ -119,6 +127,7 @@ class State:
     order: tuple[int, int] = (0, 0)
     newest_model: tuple[int, int, int] | None = None
     profiles: Mapping[Key, PowerProfile] = field(default_factory=dict)
+    shelf: Mapping[MicroKey, PowerProfile] = field(default_factory=dict)
     shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
     spent: Mapping[str, Spent] = field(default_factory=dict)
     current: tuple[int, float, float] = (0, 0.0, 0.0)
@@ -132,9 +141,10 @@ class State:
     limits_before_w: Mapping[str, float] = field(default_factory=dict)
     account: Account | None = None
 
-    def profile(self, batch_size: int, gpu: Gpu) -> PowerProfile | None:
-        """Return the profile of a batch size on a GPU, complete or to be completed."""
-        return self.profiles.get((batch_size, gpu.key))
+    def profile(self, batch_size: int, gpu: Gpu, micro: int | None = None) -> PowerProfile | None:
+        """Return the profile of a batch size in micro-batches on a GPU, complete or to be completed."""
+        newest, micro = self.profiles.get((batch_size, gpu.key)), micro or batch_size
+        return newest if newest is not None and newest.micro == micro else self.shelf.get((batch_size, micro, gpu.key))
 
     def host_w(self, job: Job) -> float:
         """Return what the machine draws beside its GPUs: as the job says, or as it was measured."""
@@ -249,7 +259,7 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
 
 def _short(state: State, observation: Observation) -> tuple[Shortage, ...]:
     """Return a GPU's shortages with one more."""
-    b, known = observation.batch_size, state.shortages.get(observation.gpu.key, ())
+    b, known = observation.micro, state.shortages.get(observation.gpu.key, ())
     before = next((s for s in known if s.batch_size == b), None)
     ran = _has_run(state, observation) if before is None else before.ran
     times = 1 if before is None else before.recurrences + (before.last != observation.recurrence)
@@ -258,13 +268,19 @@ def _short(state: State, observation: Observation) -> tuple[Shortage, ...]:
 
 
 def _has_run(state: State, observation: Observation) -> bool:
-    """Return whether the batch size has trained on this GPU: then it may have run out of memory for another reason.
+    """Return whether as many samples went through this GPU before: then memory may have run out for another reason.
 
     Whether anything was measured does not matter: memory may run out before the first step.
     """
-    b, key = observation.batch_size, observation.gpu.key
+    micro, key = observation.micro, observation.gpu.key
     profiled = observation.profile is not None and observation.profile.complete
-    return profiled or (b, key) in state.rates or b in state.sample_costs.get(key, _NOTHING)
+    costs = state.sample_costs.get(key, _NOTHING)
+    return (
+        profiled
+        or any(k == key and micro == (rate.micro_batch_size or b) for (b, k), rate in state.rates.items())
+        or any(k == key and p.micro == micro and b in costs for (b, k), p in state.profiles.items())
+        or any(k == key and m == micro and p.complete for (_, m, k), p in state.shelf.items())
+    )
 
 
 def believable(observation: Observation) -> bool:
@@ -298,16 +314,19 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
     known = observation.batch_size in fields.get("sample_costs", state.sample_costs).get(gpu_key, _NOTHING)
     if not known and observation.epochs > 0 and observation.foreign_limit_w is None:
         rate = state.rates.get(key, Rate())
+        if rate.micro_batch_size != observation.micro_batch_size:
+            rate = Rate()
         beside = observation.parts.together if observation.parts is not None else NO_PART
         more = Rate(
             rate.energy_j + max(observation.energy_j - beside.energy_j, 0.0),
             rate.time_s + max(observation.time_s - beside.time_s, 0.0),
             rate.samples + observation.epochs * observation.samples_per_epoch,
+            observation.micro_batch_size,
         )
         fields["rates"] = {**state.rates, key: more}
     short = state.shortages.get(gpu_key)
-    if short and observation.converged and observation.batch_size >= short[0].batch_size:
-        beyond = tuple(s for s in short if s.batch_size > observation.batch_size)
+    if short and observation.converged and observation.micro >= short[0].batch_size:
+        beyond = tuple(s for s in short if s.batch_size > observation.micro)
         fields["shortages"] = {**state.shortages, gpu_key: beyond}
     return fields
 
@@ -332,22 +351,32 @@ def _beside(job: Job, state: State, observation: Observation) -> dict[str, Any]:
 def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
     """Return the fields that a profile changes. A partial one is added to what is there; a complete one replaces.
 
-    One of a single limit comes from an attempt that might not tune: what is known of other limits stays.
+    One of a single limit comes from an attempt that might not tune: what is known of other limits stays. One of another
+    micro-batch changes places with what is on the shelf.
     """
     key = (new.batch_size, new.gpu.key)
     old = state.profiles.get(key)
+    fields: dict[str, Any] = {}
+    if old is not None and old.micro != new.micro:
+        shelf = {**state.shelf, (old.batch_size, old.micro, old.gpu.key): old}
+        old = shelf.pop((new.batch_size, new.micro, new.gpu.key), None)
+        costs = {b: cost for b, cost in state.sample_costs.get(new.gpu.key, _NOTHING).items() if b != new.batch_size}
+        fields = {"shelf": shelf, "sample_costs": {**state.sample_costs, new.gpu.key: costs}}
     if old is not None and old.complete and new.complete and len(new.measurements) == 1:
         limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
         new = replace(old, measurements=tuple(limits[w] for w in sorted(limits, reverse=True)))
     elif old is not None and not new.complete:
-        if old.complete:
+        if old.complete and not fields:
             return {}
         limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
-        new = replace(new, measurements=tuple(limits[w] for w in sorted(limits)))
-    fields: dict[str, Any] = {"profiles": {**state.profiles, key: new}}
+        new = old if old.complete else replace(new, measurements=tuple(limits[w] for w in sorted(limits)))
+    fields["profiles"] = {**state.profiles, key: new}
     if new.complete and (cost := _positive(cost_per_sample(job, new, best_limit(job, new)))) is not None:
-        costs = {**state.sample_costs.get(new.gpu.key, _NOTHING), new.batch_size: cost}
-        fields["sample_costs"] = {**state.sample_costs, new.gpu.key: costs}
+        before = fields.get("sample_costs", state.sample_costs)
+        fields["sample_costs"] = {
+            **before,
+            new.gpu.key: {**before.get(new.gpu.key, _NOTHING), new.batch_size: cost},
+        }
     return fields
 
 

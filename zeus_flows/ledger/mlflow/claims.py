@@ -27,35 +27,44 @@ class Claims:
     def __init__(self, store: Store, layout: Layout) -> None:
         self._store, self._layout = store, layout
 
-    def take(self, holder: Holder, token: str | None = None, *, asked_before: bool = False) -> int:
-        """Take the next recurrence number.
+    def take(
+        self,
+        holder: Holder,
+        token: str | None = None,
+        *,
+        asked_before: bool = False,
+        claims: Mapping[int, str] | None = None,
+    ) -> tuple[int, str | None]:
+        """Take the next recurrence number; return it and what claims it, or None for that where others were faster.
 
         Args:
             holder: Who takes it.
             token: Names the recurrence before it has a number.
             asked_before: The token may have a number already, or others may ask for it now: all get the same one. Reads
                 every page.
+            claims: Those that were read just now; the newest page is read where there are none.
         """
         token = token or uuid.uuid4().hex
         if asked_before and (taken := self._numbers_of(token)):
-            return taken[0]
-        number = self._take(holder, token)
+            return taken[0], None
+        number, claim = self._take(holder, token, claims)
         if not asked_before:
-            return number
+            return number, claim
         first = self._numbers_of(token)[0]  # numbers are taken in order: whoever took a later one sees the first
         if first != number:
             self._store.set_once(self._layout.page_of(number), names.end(number), pages.DEAD)
-        return first
+        return first, None
 
     def _numbers_of(self, token: str) -> list[int]:
         """Return the numbers that a token has taken, ascending."""
         claims = self._layout.read_pages(0).claims
         return sorted(n for n, claim in claims.items() if (taker := read_holder(claim)) and taker.token == token)
 
-    def _take(self, holder: Holder, token: str) -> int:
-        mine = replace(holder, token=token, beat=0).dump()
-        number = max(self._layout.page_ids(), default=0)
-        claims = self._layout.read_page(number).claims
+    def _take(self, holder: Holder, token: str, claims: Mapping[int, str] | None) -> tuple[int, str | None]:
+        mine, number = replace(holder, token=token, beat=0).dump(), 0
+        if not claims:
+            number = max(self._layout.page_ids(), default=0)
+            claims = self._layout.read_page(number).claims
         for tries in count():
             recurrence = max(claims, default=number * pages.SIZE) + 1
             number = pages.number_of(recurrence)
@@ -63,7 +72,7 @@ class Claims:
             lost_to = self._store.lost_to(self._layout.page(number), names.claim(recurrence), mine)
             if lost_to is None:
                 reached("after-claim")
-                return recurrence
+                return recurrence, mine if tries == 0 else None
             claims = Page().read(lost_to).claims
             time.sleep(_pause_s(tries))
         raise AssertionError("unreachable")

@@ -30,6 +30,7 @@ from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
+from zeus_flows.masking import mask_logs
 from zeus_flows.settings import bound_mlflow
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class Store:
     """
 
     def __init__(self, tracking_uri: str, *, patience_s: float = 0.0) -> None:
-        bound_mlflow()
+        bound_mlflow(tracking_uri)
+        mask_logs()
         if not tracking_uri.startswith("http"):  # seconds of importing are not MLflow's and do not count against it
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
         self._tracking_uri = tracking_uri
@@ -102,12 +104,16 @@ class Store:
 
         What is not a run id never reaches the filter.
         """
+        return {run_id: intact(run) for run_id, run in self.whatever([experiment_id], run_ids).items()}
+
+    def whatever(self, experiment_ids: Sequence[str], run_ids: Sequence[str]) -> dict[str, Run]:
+        """Return runs of several experiments by their ids, as `runs` does, whatever happened to them."""
         found: dict[str, Run] = {}
         proper = [run_id for run_id in run_ids if _RUN_ID.fullmatch(run_id)]
         for start in range(0, len(proper), _TOGETHER):
             some = proper[start : start + _TOGETHER]
             query = f"attributes.run_id IN ({','.join(repr(run_id) for run_id in some)})"
-            found |= {str(run.info.run_id): intact(run) for run in self.search([experiment_id], query, most=len(some))}
+            found |= {str(run.info.run_id): run for run in self.search(experiment_ids, query, most=len(some))}
         return found
 
     def deleted(self, experiment_id: str, *, most: int) -> Sequence[Run]:

@@ -1,7 +1,8 @@
 """All jobs of a tracking server, read together: runs by their ids, a hundred to a call, however long histories are.
 
-The experiments name their ledgers, those the roots, the roots the newest drift window and page, and the page the newest
-attempts. So a fleet costs a few calls for every hundred jobs, and none of them searches a history. Nothing is written.
+The experiments name their ledgers, those the newest drift window and page (or the root, which knows better where those
+are stale), and the page the newest attempts. So a fleet costs a few calls for every hundred jobs, and none of them
+searches a history. Nothing is written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.pages import SIZE, Page
 
 _TOGETHER: Final = 100
 _PAGE_OF_EXPERIMENTS: Final = 500
@@ -34,8 +35,8 @@ class _Place:
     Attributes:
         job: Its experiment.
         ledger: The experiment of its pages; None where that is gone.
-        window: The run of its newest drift window, as far as is known.
-        page: The run of its newest page.
+        window: The run of its newest drift window, as far as is known; empty where it is not.
+        page: The run of its newest page, likewise.
     """
 
     job: Experiment
@@ -47,15 +48,22 @@ class _Place:
     def name(self) -> str:
         return str(self.job.tags.get(names.JOB) or self.job.name)
 
+    @property
+    def root(self) -> str:
+        return "" if self.ledger is None else str(self.ledger.tags.get(names.ROOT, ""))
+
 
 def read_fleet(store: Store) -> tuple[JobSummary, ...]:
     """Return what is to be told of every job, by name. A job whose ledger was damaged says so and stops no other."""
     places = _places(store)
     ids = [e.experiment_id for place in places for e in (place.job, place.ledger) if e is not None]
     runs = _Runs(store, [str(i) for i in ids])
-    roots = runs.read(place.ledger.tags.get(names.ROOT, "") for place in places if place.ledger is not None)
-    places = [_whereabouts(place, roots) for place in places]
     read = runs.read(run_id for place in places for run_id in (place.window, place.page))
+    doubtful = [place for place in places if _may_be_stale(place, read)]
+    if doubtful:
+        roots = runs.read(place.root for place in doubtful)
+        places = [_as_rooted(place, roots) if place in doubtful else place for place in places]
+        read = runs.read(run_id for place in places for run_id in (place.window, place.page))
     while moved := {p.window: after for p in places if (after := _next_window(read.get(p.window)))}:
         places = [replace(p, window=moved.get(p.window, p.window)) for p in places]
         read |= runs.read(moved.values())
@@ -91,7 +99,12 @@ class _Runs:
 def _places(store: Store) -> list[_Place]:
     ledgers = {str(e.experiment_id): e for e in _experiments(store, names.ROOT)}
     jobs = _experiments(store, names.LEDGER)
-    return [_Place(job, ledgers.get(str(job.tags[names.LEDGER]))) for job in jobs]
+    return [_place(job, ledgers.get(str(job.tags[names.LEDGER]))) for job in jobs]
+
+
+def _place(job: Experiment, ledger: Experiment | None) -> _Place:
+    said = {} if ledger is None else ledger.tags
+    return _Place(job, ledger, said.get(names.CURRENT_WINDOW, ""), said.get(names.CURRENT_PAGE, ""))
 
 
 def _experiments(store: Store, tag: str) -> list[Experiment]:
@@ -112,9 +125,16 @@ def _experiments(store: Store, tag: str) -> list[Experiment]:
             return found
 
 
-def _whereabouts(place: _Place, roots: Mapping[str, Run]) -> _Place:
-    """Return the place with its newest drift window and page, as the root names them."""
-    root = roots.get(place.ledger.tags.get(names.ROOT, "")) if place.ledger is not None else None
+def _may_be_stale(place: _Place, read: Mapping[str, Run]) -> bool:
+    """Return whether the root is to be asked: a window or page is not known or gone, or the page is full."""
+    if place.window not in read or place.page not in read:
+        return True
+    return len(Page().read(read[place.page].data.params).claims) >= SIZE
+
+
+def _as_rooted(place: _Place, roots: Mapping[str, Run]) -> _Place:
+    """Return the place with its newest drift window and page as the root names them."""
+    root = roots.get(place.root)
     if root is None:
         return place
     said = {**root.data.params, **{n: v for n, v in root.data.tags.items() if names.page_number(n) is not None}}

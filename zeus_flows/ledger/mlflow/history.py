@@ -1,7 +1,8 @@
 """Reading a job's history from its runs: the fold that decisions are taken on, and what is open.
 
 A decision reads runs by id only: the root, the current drift window, one or two pages, and the attempts since the
-snapshot. None of that grows with the history. `zeus_flows.ledger.mlflow.ledger` has what is promised.
+snapshot. None of that grows with the history. What one look at them found is a `Reading`: the janitor, the decision and
+the recurrence's end share it. `zeus_flows.ledger.mlflow.ledger` has what is promised.
 """
 
 from __future__ import annotations
@@ -27,8 +28,40 @@ log = logging.getLogger(__name__)
 
 #: Closed recurrences between two snapshots while a long history is folded anew; what is folded then is kept.
 _STRIDE: Final = 5 * pages.SIZE
+#: Closed recurrences that a snapshot may lag behind before a decision writes it, as no recurrence's end did.
+_LATE: Final = 2 * snapshot.EVERY
 #: Recurrences whose folding anew is worth a line.
 _WORTH_SAYING: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one look at a ledger found.
+
+    Attributes:
+        window: The drift window that was the current one.
+        page: The pages since the snapshot, as one.
+        still_open: Attempts on them without an observation.
+        state: The fold of all closed attempts.
+        upto: How far nothing can be added to the history any more.
+        closed: The fold up to there.
+        saved: How far a snapshot covers it.
+        outdated: Whether it grew from a snapshot that serves, but is to be folded anew.
+    """
+
+    window: CurrentWindow
+    page: Page
+    still_open: tuple[OpenAttempt, ...]
+    state: policy.State
+    upto: int
+    closed: policy.State
+    saved: int
+    outdated: bool
+
+    @property
+    def lag(self) -> int:
+        """How many recurrences a new snapshot would cover that the last one does not."""
+        return 0 if self.outdated else self.upto - self.saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +88,39 @@ class HistoryReader:
 
     Attributes:
         is_outdated: Whether the snapshot that was last looked at serves, but is to be folded anew.
+        seen: What `unfinished` found, unless something was written since.
+        swept: The same, where the next recurrence may begin and decide on it; None: it is to be read anew.
+        decided_on: What the last decision was taken on, or another ledger of this job has decided on.
     """
 
     def __init__(self, job: Job, layout: Layout, attempts: Attempts, windows: Windows) -> None:
         self._job, self._layout, self._attempts, self._windows = job, layout, attempts, windows
         self.is_outdated = False
+        self.seen: Reading | None = None
+        self.swept: Reading | None = None
+        self.decided_on: Reading | None = None
 
     def history(self, *, wait_for_refold: bool) -> History:
-        """Return the fold of all closed attempts, and what is in flight.
+        """Return the fold of all closed attempts, and what is in flight: as the janitor just found it, else read anew.
 
         Args:
             wait_for_refold: Whether a history whose snapshot an earlier version wrote is folded anew before it is
                 returned. Otherwise the snapshot is decided on, and somebody else must call `refold`.
         """
-        self._layout.look()
-        window = self._windows.current()
-        state, still_open, page = self._fold(window, keep=True, outdated=True)
-        if self.is_outdated and wait_for_refold:
+        reading, self.swept = self.swept, None
+        window = self._windows.current() if reading is not None else None
+        if reading is None or window is None or reading.window.run_id != window.run_id or reading.lag >= _LATE:
+            self._layout.look()
+            window = self._windows.current()
+            reading = self._fold(window, keep=True, outdated=True)
+        if reading.outdated and wait_for_refold:
             self.refold()
             window = self._windows.current()
-            state, still_open, page = self._fold(window, keep=True, outdated=False)
-        decisions = (attempt.decision for attempt in still_open)
+            reading = self._fold(window, keep=True, outdated=False)
+        self.decided_on = reading
+        decisions, page = (attempt.decision for attempt in reading.still_open), reading.page
         return History(
-            state,
+            reading.state,
             tuple(InFlight(d.recurrence, d.attempt, d.batch_size, d.explores) for d in decisions),
             under_way=tuple(sorted(r for r in page.claims if r not in page.ended and r >= window.counts_from)),
             set_aside=set_aside.read_set_aside(window.tags),
@@ -87,14 +130,18 @@ class HistoryReader:
         """Return the fold that the next decision would be taken on; writes nothing."""
         if not self._layout.exists():
             return policy.initial(self._job)
-        return self._fold(self._layout.look(), keep=False, outdated=False)[0]
+        return self._fold(self._layout.look(), keep=False, outdated=False).state
 
     def unfinished(self) -> tuple[tuple[OpenAttempt, ...], Page]:
         """Return the attempts without an observation, and the pages on which recurrences may not have ended."""
         if not self._layout.exists():
             return (), Page()
-        _, still_open, page = self._fold(self._layout.look(), keep=False, outdated=True)
-        return still_open, page
+        self.seen = self._fold(self._layout.look(), keep=False, outdated=True)
+        return self.seen.still_open, self.seen.page
+
+    def forget(self) -> None:
+        """Read anew what comes next: something was written."""
+        self.seen = self.swept = None
 
     def observations_of(self, recurrence: int, page: Page) -> tuple[Observation, ...]:
         """Return a recurrence's observations that count, read from its runs."""
@@ -115,7 +162,7 @@ class HistoryReader:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
         if not self._layout.exists():
             return True, 0
-        state, _, _ = self._fold(self._layout.look(), keep=False, outdated=False)
+        state = self._fold(self._layout.look(), keep=False, outdated=False).state
         window, page = self._read_all()
         after = window.counts_from - 1 if window else 0
         folded = policy.fold(
@@ -168,10 +215,8 @@ class HistoryReader:
         known = snapshot.load(self._job, window.tags) if self._layout.is_mine(window) else None
         return known is not None and not known.whole
 
-    def _fold(
-        self, window: CurrentWindow, *, keep: bool, outdated: bool
-    ) -> tuple[policy.State, tuple[OpenAttempt, ...], Page]:
-        """Return the state, what is open, and the pages since the snapshot.
+    def _fold(self, window: CurrentWindow, *, keep: bool, outdated: bool) -> Reading:
+        """Return the state, what is open, and the pages since the snapshot, after a look.
 
         Page by page: where a long history must be folded anew, what was folded before time ran out is kept.
 
@@ -204,7 +249,8 @@ class HistoryReader:
                 keep = self._keep_grown(window, snapshot.Snapshot(upto, state))
                 saved = upto
                 reached("after-snapshot")
-        return self._attempts.advanced(state, page, after=upto), tuple(still_open), page
+        now = self._attempts.advanced(state, page, after=upto)
+        return Reading(window, page, tuple(still_open), now, upto, state, saved, self.is_outdated)
 
     def _pages_after(self, upto: int) -> list[int]:
         return [n for n in self._layout.known_pages() if n >= pages.number_of(max(upto, 1))]
@@ -228,7 +274,7 @@ class HistoryReader:
             upto: How far the state goes.
             state: The fold up to there.
         """
-        fresh = self._layout.read_page(number)
+        fresh = self._layout.read_page(number, looked=True)
         page.add(fresh)
         wanted = self._worth_reading(fresh, window, after=upto)
         still_open += self._attempts.read(wanted, newest=fresh.newest_attempt())
@@ -241,13 +287,27 @@ class HistoryReader:
         Where attempts were deleted, or brought back, since that one was made, it is marked instead: it serves until the
         history was folded anew, as one of an earlier version does.
         """
+        tags, holds = self._grown(window, known)
+        self._layout.tag(window, tags)
+        self.is_outdated = not holds
+        return holds
+
+    def _grown(self, window: CurrentWindow, known: snapshot.Snapshot) -> tuple[dict[str, str], bool]:
+        """Return the tags of a snapshot that grew from a window's, or those that mark that one; and which they are."""
         deleted = self._attempts.deleted()
         if overtaken := snapshot.overtake(self._job, window.tags, deleted):
-            self._layout.tag(window, overtaken)
-            self.is_outdated = True
-            return False
-        self._keep(window, replace(known, deleted=deleted))
-        return True
+            return overtaken, False
+        return snapshot.dump(replace(known, deleted=deleted), over=window.tags), True
+
+    def due(self, window_id: str) -> dict[str, str]:
+        """Return the tags of the snapshot that is due on a window's run, to be written with a recurrence's point."""
+        known = self.decided_on
+        if known is None or known.window.run_id != window_id or known.lag < snapshot.EVERY:
+            return {}
+        if not self._layout.is_mine(known.window):
+            return {}
+        self.decided_on = replace(known, saved=known.upto)
+        return self._grown(known.window, snapshot.Snapshot(known.upto, known.closed))[0]
 
     def _keep(
         self,
@@ -281,8 +341,20 @@ class HistoryReader:
     def learnt(self, recurrence: int, observations: Sequence[Observation]) -> Learnt | None:
         """Return what a recurrence has taught, and whether that ends its drift window; None where it ends late.
 
-        Then, or where its end is delivered again, what it would have ended has ended.
+        Then, or where its end is delivered again, what it would have ended has ended. Where all recurrences before it
+        had ended when it was decided, nothing is read: what it was decided on still holds.
         """
+        read = self.decided_on
+        if (
+            read is not None
+            and read.upto == recurrence - 1
+            and recurrence >= read.window.first
+            and self._layout.is_mine(read.window)
+        ):
+            learnt = self._taught(read.window, read.closed, recurrence, observations, whole=not read.outdated)
+            if learnt.boundary is None:
+                return learnt
+            self._layout.look()  # the window may have ended meanwhile
         window = self._windows.current()
         known = snapshot.load(self._job, window.tags)
         upto = known.upto if known else window.counts_from - 1
@@ -291,12 +363,24 @@ class HistoryReader:
         page = self._layout.read_pages(upto)
         self._attempts.read(run_id for (r, _), run_id in page.attempts.items() if upto < r < recurrence)
         before = known.state if known else policy.initial(self._job)
-        after = before = self._attempts.advanced(before, page, after=upto, upto=recurrence - 1)
+        before = self._attempts.advanced(before, page, after=upto, upto=recurrence - 1)
+        return self._taught(window, before, recurrence, observations, whole=known is None or known.whole)
+
+    def _taught(
+        self,
+        window: CurrentWindow,
+        before: policy.State,
+        recurrence: int,
+        observations: Sequence[Observation],
+        *,
+        whole: bool,
+    ) -> Learnt:
+        """Return what a recurrence has taught beyond the state before it."""
+        after = before
         for observation in observations:
             after = policy.advance(self._job, after, observation)
         so_far = self._so_far(window, recurrence)
-        ended = boundary(self._job, before, after, observations, recurrences=so_far)
-        return Learnt(after, ended, whole=known is None or known.whole)
+        return Learnt(after, boundary(self._job, before, after, observations, recurrences=so_far), whole=whole)
 
     def _so_far(self, window: CurrentWindow, recurrence: int) -> int:
         """Return how many recurrences of a window counted, up to one that does; 0 where no window can be full."""

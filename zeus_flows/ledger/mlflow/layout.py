@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -19,10 +20,11 @@ from mlflow.entities import Run
 from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
-from zeus_flows.errors import LedgerDamaged, UnknownAttempt
+from zeus_flows.errors import LedgerDamaged, StoreError, UnknownAttempt
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.places import find_places, ledger_name, link_places
@@ -57,10 +59,21 @@ class CurrentWindow:
     tags: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a ledger's runs are, as one that has looked knows it: another need not ask again."""
+
+    experiment_id: str
+    root: tuple[str, str]
+    window: CurrentWindow
+    pages: Mapping[int, str]
+
+
 class Layout:
     """Finds a job's root, pages and drift windows in MLflow, and makes those that are missing.
 
-    It remembers the newest window and the pages it has seen; `look` reads them again.
+    It remembers the newest window and the pages it has seen; `look` reads them again, and brings the newest page along
+    where the ledger's experiment names it.
 
     Args:
         job: Whose they are; its name is the experiment's.
@@ -81,6 +94,8 @@ class Layout:
         self._root: tuple[str, str] | None = None
         self._window: CurrentWindow | None = None
         self._pages: dict[int, str] = {}
+        self._hints: dict[str, str] = {}  # by the tag of the ledger's experiment
+        self._brought: dict[str, Run] = {}  # by the last look
 
     @property
     def key(self) -> str:
@@ -156,15 +171,39 @@ class Layout:
     @_naming_what_is_gone
     def look(self) -> CurrentWindow:
         """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
-        root = self._store.run(self._require_root()[1])
+        ledger_id, root_id = self._require_root()
+        hinted = [root_id, *(run_id for run_id in self._hints.values() if run_id != root_id)]
+        self._brought = self._store.whatever([self.experiment_id, ledger_id], hinted) if len(hinted) > 1 else {}
+        root = self._brought_or_read(root_id)
         self._learn_pages(root.data.params)
         run = root
         if (hint := root.data.tags.get(names.CURRENT_WINDOW)) and hint != root.info.run_id:
-            run = self._store.run(hint)
+            run = self._brought_or_read(hint)
         while following := run.data.params.get(names.NEXT_WINDOW):
-            run = self._store.run(following)
+            run = self._brought_or_read(following)
         self._window = read_window(run)
         return self._window
+
+    def _brought_or_read(self, run_id: str) -> Run:
+        """Return a run that the last look brought, once, or read it."""
+        run = self._brought.pop(run_id, None)
+        return self._store.run(run_id) if run is None else intact(run)
+
+    def whereabouts(self) -> Whereabouts:
+        """Return what another ledger of this job need not ask for."""
+        return Whereabouts(self.experiment_id, self._require_root(), self.current(), dict(self._pages))
+
+    def adopt(self, known: Whereabouts) -> None:
+        """Take over what another ledger of this job has found."""
+        self._experiment_id, self._root, self._window = known.experiment_id, known.root, known.window
+        self._pages |= known.pages
+
+    def _hint(self, tag: str, run_id: str) -> None:
+        """Have the ledger's experiment name what the next look is to bring along; without that it costs a call more."""
+        ledger_id = self._require_root()[0]
+        with suppress(StoreError):
+            self._store.ask(lambda client: client.set_experiment_tag(ledger_id, tag, run_id))
+            self._hints[tag] = run_id
 
     @_naming_what_is_gone
     def windows(self) -> tuple[str, ...]:
@@ -220,6 +259,7 @@ class Layout:
             self._store.delete(candidate)
         self._store.end(current.run_id)
         self._store.log(self._require_root()[1], tags={names.CURRENT_WINDOW: winner})
+        self._hint(names.CURRENT_WINDOW, winner)
         window = read_window(self._store.run(winner))
         self._window = window
         return window, winner == candidate
@@ -247,6 +287,8 @@ class Layout:
         if self._root is None:
             found = find_places(self._store, self._job.name)
             self._root = found.root
+            said = found.ledger.tags if found.ledger is not None else {}
+            self._hints = {tag: said[tag] for tag in (names.CURRENT_WINDOW, names.CURRENT_PAGE) if tag in said}
             if found.job is not None:
                 self._experiment_id = str(found.job.experiment_id)
             if make:
@@ -295,6 +337,7 @@ class Layout:
             reached("after-link-page")
             if self._pages[number] != candidate:
                 self._store.delete(candidate)
+            self._hint(names.CURRENT_PAGE, self._pages[number])
         return self._pages[number]
 
     def page_of(self, recurrence: int) -> str:
@@ -302,9 +345,10 @@ class Layout:
         return self.page(pages.number_of(recurrence))
 
     @_naming_what_is_gone
-    def read_page(self, number: int) -> Page:
-        """Return what a page says, making it if need be."""
-        return Page().read(self._store.params(self.page(number)))
+    def read_page(self, number: int, *, looked: bool = False) -> Page:
+        """Return what a page says, making it if need be; as the last look brought it, where that was just now."""
+        run_id = self.page(number)
+        return Page().read((self._brought_or_read(run_id) if looked else self._store.run(run_id)).data.params)
 
     def read_page_of(self, recurrence: int) -> Page:
         """Return the page that a recurrence is on."""

@@ -35,7 +35,7 @@ from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ReasonKind
-from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
+from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
@@ -45,8 +45,8 @@ from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
 from zeus_flows.ledger.mlflow.claims import Claims, open_claims
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
-from zeus_flows.ledger.mlflow.history import HistoryReader
-from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, snapshot_of
+from zeus_flows.ledger.mlflow.history import HistoryReader, Reading
+from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, Whereabouts, snapshot_of
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.windows import Windows
@@ -114,7 +114,15 @@ class MlflowLedger:
             holder: Who takes it; whoever this ledger belongs to by default.
             asked_before: The token may have a number already: then that is returned. Reads every page.
         """
-        return self._claims.take(holder or self._holder, token, asked_before=asked_before)
+        swept = self._reader.swept
+        number, claim = self._claims.take(
+            holder or self._holder, token, asked_before=asked_before, claims=swept.page.claims if swept else None
+        )
+        if swept is not None and claim is not None:
+            swept.page.claims[number] = claim
+        else:
+            self._reader.forget()
+        return number
 
     def asked(self, recurrence: int, context: Mapping[str, str]) -> str:
         """Make the run of a recurrence's drift gate, which says that it is being asked and by whom; return its id."""
@@ -149,13 +157,15 @@ class MlflowLedger:
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=f"{decision.recurrence}.{decision.attempt} · batch size {decision.batch_size}{self.layout.mark}",
+            name=f"{decision.recurrence}.{decision.attempt} · batch size {in_parts(decision)}{self.layout.mark}",
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
         self._attempts.started(start_ms)
         reached("after-create-run")
         params = {names.BATCH_SIZE: str(decision.batch_size), names.SEED: str(decision.seed), names.DECISION: text}
+        if decision.micro_batch_size is not None:
+            params[names.MICRO_BATCH_SIZE] = str(decision.micro_batch_size)
         params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
         self.store.log(run_id, params=params)
         reached("after-log-decision")
@@ -206,6 +216,7 @@ class MlflowLedger:
     def observed(self, attempt_id: str, observation: Observation, *, at_s: float | None = None) -> None:
         """Write an attempt's outcome; the first one stands."""
         text = codec.dump_observation(observation)
+        self._reader.forget()
         reached("before-observation")
         if not codec.is_same_observation(self.store.set_once(attempt_id, names.OBSERVATION, text), text):
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
@@ -227,6 +238,7 @@ class MlflowLedger:
 
         Whoever is killed on the way leaves it open: it is ended again, or by the janitor, and nothing is missing.
         """
+        self._reader.forget()
         if observations:
             values = dict(charts.of_recurrence(self._job, observations))
             learnt = self._reader.learnt(recurrence, observations)
@@ -234,8 +246,8 @@ class MlflowLedger:
             means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
             if learnt is not None and learnt.whole and means_something:
                 values |= charts.of_savings(policy.saved(self._job, learnt.after))
-            shown = charts.metrics(values, step=recurrence, at_s=at_s)
-            self.store.log(self._windows.run_of(recurrence), metrics=shown, tags=tags)
+            shown, window_id = charts.metrics(values, step=recurrence, at_s=at_s), self._windows.run_of(recurrence)
+            self.store.log(window_id, metrics=shown, tags=tags | self._reader.due(window_id))
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:
                 self._end_window(recurrence, learnt.boundary)
@@ -267,6 +279,20 @@ class MlflowLedger:
     def history(self, *, wait_for_refold: bool = True) -> History:
         """Return the fold of all closed attempts, and what is in flight (`HistoryReader.history`)."""
         return self._reader.history(wait_for_refold=wait_for_refold)
+
+    def go_on(self) -> None:
+        """Let the next recurrence begin and decide on what `unfinished` just found, unless something was written."""
+        self._reader.swept = self._reader.seen
+
+    def decided_on(self) -> tuple[Whereabouts, Reading] | None:
+        """Return what the last decision was taken on, for another ledger of this job; None before the first one."""
+        found = self._reader.decided_on
+        return None if found is None else (self.layout.whereabouts(), found)
+
+    def share(self, where: Whereabouts, reading: Reading) -> None:
+        """Take over what another ledger of this job has decided on: it need not be read again."""
+        self.layout.adopt(where)
+        self._reader.decided_on = reading
 
     @property
     def is_outdated(self) -> bool:

@@ -185,6 +185,9 @@ def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str,
         del plain["gpu"]
     if profile.batch_size == observation.batch_size:
         del plain["batch_size"]
+    plain.pop("micro_batch_size", None)
+    if profile.micro_batch_size != observation.micro_batch_size:
+        plain["micro_batch_size"] = profile.micro_batch_size
     if "stale_w" in plain:
         plain["stale"] = plain.pop("stale_w")
     plain["measurements"] = [
@@ -202,6 +205,7 @@ def _read_profile(data: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str
     return {
         "gpu": data["gpu"],
         "batch_size": data["batch_size"],
+        "micro_batch_size": data.get("micro_batch_size"),
         **plain,
         "measurements": [dict(zip(names, row, strict=False)) for row in plain["measurements"]],
         "stale_w": plain.get("stale", ()),

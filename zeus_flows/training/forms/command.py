@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from zeus_flows.errors import CommandFailed, CommandOutOfMemory, ConfigError
 from zeus_flows.job_file import JobFile, TrainSection, filled
+from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
 from zeus_flows.training.forms.child import Child, Told
@@ -84,6 +85,7 @@ class Command:
         with tempfile.TemporaryDirectory(prefix="zeus-flows-") as scratch:
             output = Path(scratch) / "output.txt"
             values = placeholders(session, keep or Path(scratch), self.gpus)
+            remember(*secrets_of(self.train.environment.items()))
             environment = environment_of_child(
                 {name: filled(text, values) for name, text in self.train.environment.items()}
                 | ({} if run is None else run.environment())
@@ -261,12 +263,15 @@ def torchrun(gpus: int) -> list[str]:
 def placeholders(session: Session, folder: Path, gpus: int = 1) -> dict[str, object]:
     """Return what the names in braces stand for; `job_file.PLACEHOLDERS` lists them."""
     return {
+        "accumulation_steps": session.accumulation_steps,
         "attempt": session.attempt,
         "batch_size": session.batch_size,
         "batch_size_per_gpu": session.batch_size // gpus,
         "checkpoint_folder": folder,
         "gpus": gpus,
         "learning_rate": f"{session.learning_rate:g}",
+        "micro_batch_size": session.micro_batch_size,
+        "micro_batch_size_per_gpu": session.micro_batch_size // gpus,
         "max_epochs": session.max_epochs,
         "recurrence": session.recurrence,
         "seed": session.seed,

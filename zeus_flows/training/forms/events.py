@@ -184,9 +184,14 @@ def check_batch_size(session: Session, *, micro: int, accumulated: int, processe
     """
     if processes > 1:
         raise TrainingError(f"{processes} processes train together: a job's training is one process")
-    if micro * accumulated == session.batch_size:
+    parts = session.parts(heeded=False)
+    if micro * accumulated == session.batch_size and micro <= parts.micro_batch_size:
         return
+    if parts.wanted:
+        write = write.replace("session.batch_size", "session.micro_batch_size")
+    decided = f" in micro-batches of {parts.micro_batch_size}" if parts.steps > 1 else ""
     steps = f"{micro} x {accumulated} = {micro * accumulated}" if accumulated > 1 else f"{micro}"
     raise TrainingError(
-        f"the job decided batch size {session.batch_size}, and an optimizer step would take {steps} samples: {write}"
+        f"the job decided batch size {session.batch_size}{decided}, and an optimizer step would take {steps} samples: "
+        f"{write}"
     )

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import TrainingError
 from zeus_flows.job_file import Target
+from zeus_flows.training.accumulation import Accumulation
 from zeus_flows.training.forms.launcher import STEP
 from zeus_flows.training.training_loop import batch_size_of, samples_in
 
@@ -39,6 +40,8 @@ class AttemptOfRanks:
     function: str
     parameters: Mapping[str, Any]
     batch_size: int
+    micro_batch_size: int
+    accumulate: bool
     learning_rate: float
     recurrence: int
     attempt: int
@@ -54,7 +57,7 @@ class RankSession:
         rank: Which of the ranks this is, from 0.
         world_size: How many ranks train together, one for each GPU.
         batch_size: The batch size over all ranks, as the job has it.
-        batch_size_per_rank: What this rank's loader is to yield.
+        batch_size_per_rank: What this rank's loader is to yield, where gradients are not accumulated.
         learning_rate: The learning rate for `batch_size`, by the job file's rule.
         recurrence: Number of the recurrence, from 1.
         attempt: Number of the attempt within it, from 1.
@@ -71,7 +74,20 @@ class RankSession:
         self.recurrence, self.attempt = task.recurrence, task.attempt
         self.target, self.max_epochs = Target.model_validate(task.target), task.max_epochs
         self.outcome: Outcome | None = None
+        self._parts = Accumulation.of(task.batch_size, task.micro_batch_size, wanted=task.accumulate)
         self._loop = _Loop(folder, os.dup(1) if rank == 0 else None)
+
+    @property
+    def micro_batch_size_per_rank(self) -> int:
+        """What this rank's loader is to yield where the job accumulates gradients; else its share of the batch."""
+        self._parts.heeded = True
+        return self._parts.micro_batch_size // self.world_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """How many of the loader's batches an optimizer step takes; 1 where nothing is accumulated."""
+        self._parts.heeded = True
+        return self._parts.steps
 
     @property
     def converged(self) -> bool:
@@ -91,16 +107,21 @@ class RankSession:
             self._loop.tell("epoch", self._loop.metric)
 
     def steps(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield a loader's batches; each is a step of all ranks together."""
+        """Yield a loader's batches; each, or as many as make up the batch size, is a step of all ranks together."""
         if self._loop.epoch == 0:
             raise TrainingError("session.steps() belongs inside `for epoch in session.epochs()`")
-        told = False
+        done, each = 0, 0
         for batch in loader:
-            if not told:
-                told = True
+            if not each:
                 size = batch_size_of(loader, batch) or self.batch_size_per_rank
+                each = max(self.batch_size_per_rank // size, 1)
                 self._loop.tell("steps", self._samples(loader, size))
             yield batch
+            done += 1
+            if done % each == 0:
+                self._parts.check()
+                self._loop.step()
+        if each and done % each:
             self._loop.step()
         self._loop.tell("steps end")
 

@@ -52,6 +52,8 @@ class RankedFunction:
             function=self.train.function,
             parameters=self.train.parameters,
             batch_size=session.batch_size,
+            micro_batch_size=session.micro_batch_size,
+            accumulate=session.parts(heeded=True).wanted,
             learning_rate=session.learning_rate,
             recurrence=session.recurrence,
             attempt=session.attempt,

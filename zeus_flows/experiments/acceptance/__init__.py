@@ -1,0 +1,1 @@
+"""The acceptance test on a real GPU: `zeus-flows doctor --measure`."""
