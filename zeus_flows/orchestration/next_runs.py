@@ -19,9 +19,10 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
 
+from zeus_flows.orchestration.deployable import TAG
+
 log = logging.getLogger(__name__)
 
-TAG: Final = "zeus-flows"  # what deployments of jobs, and so their runs, have
 _OF_JOB: Final = "job:"
 _PAGE, _PAGES = 200, 20
 

@@ -21,8 +21,8 @@ from zeus_flows.reporting.text import joules, seconds
 _UNKNOWN: Final = "–"
 _SOURCES: Final = {
     EnergySource.MEASURED: "Measured energy",
-    EnergySource.SIMULATED: "SIMULATED energy: the joules come from a model of the GPU",
-    EnergySource.NONE: "No energy: these jobs are compared by time",
+    EnergySource.SIMULATED: "SIMULATED energy",
+    EnergySource.NONE: "Compared by time",
 }
 _WHY: Final = {"its roll-out, up to recurrence ": "≤", "the Prefect variable": "fleet", "the parameter": "caller"}
 
@@ -108,26 +108,14 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
 def fleet_page(fleet: Fleet) -> str:
     """Return the fleet as one HTML file that needs nothing else."""
     page = ReportPage(f"{count(len(fleet.jobs), 'job')} at {fleet.where}")
-    page.text(f"Read {fleet.at:%Y-%m-%d %H:%M} UTC. Savings are against each job's own default, with 90 % intervals.")
+    page.text(f"Read {fleet.at:%Y-%m-%d %H:%M} UTC; times of day are UTC.")
     for sentence in fleet_sentences(fleet):
         page.text(sentence)
     attention = [job for job in fleet.jobs if job.trouble or concerns(job, now_s=fleet.at.timestamp())]
     if attention:
         page.heading("To look at")
         page.points([f"**{_safe(job.name)}**: {_attention(fleet, job)}" for job in attention])
-    columns = (
-        "job",
-        "mode",
-        "by",
-        "best",
-        "saved",
-        "of the default's",
-        "learning",
-        "runs",
-        "next",
-        "champion",
-        "state",
-    )
+    columns = ("job", "mode", "best", "saved", "share", "learning", "runs", "next", "champion", "state")
     for source, title in _SOURCES.items():
         jobs = _of(fleet, source)
         if jobs:
@@ -137,11 +125,9 @@ def fleet_page(fleet: Fleet) -> str:
 
 
 def _row(fleet: Fleet, job: JobSummary) -> Sequence[str]:
-    newest = job.newest
     return (
-        _safe(job.name),
-        newest.mode if newest else _UNKNOWN,
-        _safe(newest.mode_why) if newest and newest.mode_why else ("job file" if newest else _UNKNOWN),
+        _safe(job.name, 40),
+        _mode(job),
         _best(job),
         _amount(job.saved),
         _share(job.saved),
@@ -212,7 +198,10 @@ def _iso(fleet: Fleet, job: JobSummary) -> str | None:
 
 
 def _age(fleet: Fleet, made_s: float | None) -> str:
-    return _UNKNOWN if made_s is None else seconds(max(fleet.at.timestamp() - made_s, 0.0))
+    if made_s is None:
+        return _UNKNOWN
+    age_s = max(fleet.at.timestamp() - made_s, 0.0)
+    return f"{age_s / 86_400:.0f} d" if age_s >= 2 * 86_400 else seconds(age_s)
 
 
 def _state(fleet: Fleet, job: JobSummary) -> str:
@@ -237,5 +226,5 @@ def _style(state: str) -> str:
     return {"ok": "green", "running": "cyan", "new": "dim"}.get(state, "bold red")
 
 
-def _safe(text: str) -> str:
-    return one_line(text, most=200)
+def _safe(text: str, most: int = 200) -> str:
+    return one_line(text, most=most)
