@@ -16,7 +16,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
 from zeus_flows.core.rollout import in_force, lowered, why_in_force
-from zeus_flows.errors import StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
+from zeus_flows.errors import StoreError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.masking import without_secrets
 from zeus_flows.recurrence.loop import Recurrence
@@ -78,6 +78,8 @@ def run(request: Request) -> int:
         )
     else:
         view.summary(saved)
+        if job_file.model is not None:
+            view.say(_champion(job_file, uri))
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
@@ -89,6 +91,16 @@ def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple
         return policy.saved(job, ledger.state()), ledger.experiment_id
     except StoreUnavailable:
         return None, None
+
+
+def _champion(job_file: JobFile, uri: str) -> str:
+    """Return who is champion, and why."""
+    from zeus_flows.reporting.models_report import read_models
+
+    try:
+        return f"{read_models(job_file, uri).why}."
+    except StoreError as error:
+        return f"The models could not be looked at: {error}"
 
 
 def dry_run(request: Request) -> int:

@@ -1,7 +1,8 @@
 """Asks a job's drift gate: runs the function that evaluates the newest model on the new slice.
 
-def evaluate(question, *, model_file):
-    model = load(model_file)                         # as the train function left it
+def evaluate(question):
+    model = build()
+    open_model(question.model_uri).load_into(model)  # the champion, as the train function kept it
     return accuracy(model, rows(question.recurrence))
 
 A gate may save a training; it must never cost a model. So whatever goes wrong in it, the recurrence trains.

@@ -39,6 +39,7 @@ from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.failures import no_exits, presentable, text_of, traceback_text, what_happened
 from zeus_flows.training.forms.command import Command, find_command
 from zeus_flows.training.forms.ranks import RankedFunction
+from zeus_flows.training.keeping import Keeper
 from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.session import Session
 
@@ -114,6 +115,7 @@ class LocalTrainer:
                 detail=what_happened(error),
             )
             raise AttemptFailed(never_began) from error
+        keeper = Keeper(self._settings.state_dir / "models", lambda: self._ledger_key(job), attempt_id)
         with opened as gpus:
             session = Session(
                 self._job_file,
@@ -124,6 +126,7 @@ class LocalTrainer:
                 overheads=overheads,
                 report=report,
                 checkpoints=checkpoints,
+                keeper=keeper,
                 made_with=_made_with(gpus),
                 least_span_s=self._least_span_s,
                 host_energy_j=None if self._host is None else self._host.energy_j,
@@ -132,7 +135,9 @@ class LocalTrainer:
                 with session.as_current(), no_exits():
                     self._call(session, checkpoints, attempt_id)
                 observation = session.observation()
+                self._close(keeper, observation)
             except BaseException as error:
+                keeper.close(converged=False)
                 if _is_out_of_memory(error):
                     observation = session.failed(
                         Outcome.OUT_OF_MEMORY, f"{_at_once(decision)} does not fit {gpus.gpu.key}"
@@ -152,6 +157,25 @@ class LocalTrainer:
                     raise AttemptFailed(failed, resumable=resumable) from presentable(error)
         self._forget(key)
         return observation
+
+    def _close(self, keeper: Keeper, observation: Observation) -> None:
+        """Let the model be sent where the attempt reached the target; say where there is none."""
+        if self._job_file.model is not None:
+            if not observation.converged:
+                log.info("no model is kept: the target was not reached; the champion stays what it is")
+            elif not keeper.holds:
+                log.warning(
+                    "the target was reached and no model was kept: %s",
+                    "call session.keep(model) in the train function"
+                    if self._job_file.train.command is None
+                    else f"nothing new is at model.path {self._job_file.model.path}",
+                )
+        keeper.close(converged=observation.converged)
+
+    def _ledger_key(self, job: Job) -> str:
+        from zeus_flows.ledger.mlflow.layout import ledger_key  # brings MLflow
+
+        return ledger_key(self._tracking_uri, job.name)
 
     def _call(self, session: Session, checkpoints: Checkpoints, attempt_id: str) -> None:
         """Train with whatever form the job has."""
