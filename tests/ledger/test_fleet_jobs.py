@@ -137,7 +137,7 @@ def test_many_jobs_cost_a_few_calls_and_a_longer_history_none_more(sqlite_uri: s
         return store.calls
 
     short = calls()
-    assert short <= 6, "two for experiments, then runs by id a hundred at a time"
+    assert short <= 6, "three for experiments and models, then runs by id a hundred at a time"
     for _ in range(5):
         recur(ledger_of(sqlite_uri, "job-0"))
     assert calls() == short
@@ -171,6 +171,22 @@ def test_a_job_whose_ledger_was_deleted_or_edited_says_so_and_stops_no_other(sql
     found = by_name(read_fleet(Store(sqlite_uri)))
     assert {name: bool(job.trouble) for name, job in found.items()} == {"good": False, "deleted": True, "edited": True}
     assert "zeus-flows ledger repair" in found["deleted"].trouble
+
+
+def test_a_champion_is_told_from_the_newest_model(sqlite_uri: str) -> None:
+    recur(ledger_of(sqlite_uri, "nightly"))
+    recur(ledger_of(sqlite_uri, "hourly"))
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    client.create_registered_model("ranker", tags={names.JOB: "nightly"})
+    client.create_registered_model("not-ours")
+    made = [client.create_model_version("ranker", source="somewhere") for _ in range(2)]
+    for version in made:
+        client.set_registered_model_alias("ranker", "champion", version.version)
+        found = by_name(read_fleet(Store(sqlite_uri)))
+        assert found["nightly"].champion_s == version.creation_timestamp / 1000
+        assert found["hourly"].champion_s is None
+    client.delete_model_version("ranker", made[1].version)
+    assert by_name(read_fleet(Store(sqlite_uri)))["nightly"].champion_s is None
 
 
 def test_experiments_of_others_are_no_jobs(sqlite_uri: str) -> None:

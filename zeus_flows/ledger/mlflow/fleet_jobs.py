@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mlflow.entities import Experiment, Run, ViewType
+from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 from zeus_flows.core.job_summary import JobSummary, Saved, Told
 from zeus_flows.core.records import EnergySource, Outcome
@@ -20,6 +21,7 @@ from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.model_registry import CHAMPION
 from zeus_flows.ledger.mlflow.pages import SIZE, Page
 
 _TOGETHER: Final = 100
@@ -70,10 +72,11 @@ def read_fleet(store: Store) -> tuple[JobSummary, ...]:
     pages = {p.page: Page().read(read[p.page].data.params) for p in places if p.page in read}
     newest = {page_id: _newest_attempts(page) for page_id, page in pages.items()}
     attempts = runs.read(run_id for of_page in newest.values() for run_id in of_page)
-    summaries = []
+    champions, summaries = _champions(store), list[JobSummary]()
     for place in places:
         page, told = pages.get(place.page), [attempts[i] for i in newest.get(place.page, ()) if i in attempts]
-        summaries.append(_summary(place, read.get(place.window), page, told))
+        summary = _summary(place, read.get(place.window), page, told)
+        summaries.append(replace(summary, champion_s=champions.get(place.name)))
     return tuple(sorted(summaries, key=lambda job: job.name))
 
 
@@ -100,6 +103,34 @@ def _places(store: Store) -> list[_Place]:
     ledgers = {str(e.experiment_id): e for e in _experiments(store, names.ROOT)}
     jobs = _experiments(store, names.LEDGER)
     return [_place(job, ledgers.get(str(job.tags[names.LEDGER]))) for job in jobs]
+
+
+def _champions(store: Store) -> dict[str, float]:
+    """Return when the champion of each job that has one was made; one that is not the newest costs a call."""
+    found, token = dict[str, float](), None
+    while True:
+        page = store.ask(
+            lambda client, token=token: client.search_registered_models(  # type: ignore[misc]
+                f"tags.`{names.JOB}` LIKE '%'", max_results=_PAGE_OF_EXPERIMENTS, page_token=token
+            )
+        )
+        for model in page:
+            if (number := str(model.aliases.get(CHAMPION, ""))) and (version := _version(store, model, number)):
+                found[str(model.tags[names.JOB])] = version.creation_timestamp / 1000
+        token = page.token
+        if not token:
+            return found
+
+
+def _version(store: Store, model: RegisteredModel, number: str) -> ModelVersion | None:
+    versions: list[ModelVersion] = model.latest_versions
+    newest = next((v for v in versions if str(v.version) == number), None)
+    if newest is not None:
+        return newest
+    try:
+        return store.ask(lambda client: client.get_model_version(model.name, number))
+    except StoreError:  # deleted by hand
+        return None
 
 
 def _place(job: Experiment, ledger: Experiment | None) -> _Place:
