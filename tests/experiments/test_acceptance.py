@@ -128,6 +128,7 @@ def test_a_limit_that_is_not_taken_is_named(emulate: Emulate, tmp_path: Path) ->
     found = measured(emulate, tmp_path, load=lowered, NVMLEMU_LIMIT="stuck")
     assert "250 W was set and 200 W is read" in finding(found, "what limits do").found
     assert verdicts(found)["what limits do"] is Verdict.FAIL
+    assert "| 250 W | 200 W |  |" in page(found).markdown()
 
 
 class FakeCuda:
@@ -268,6 +269,8 @@ def test_readings_that_scatter_say_nothing() -> None:
     wild = [SensorReading(0.1 * i, 0.1 * i * 200.0, 200.0 + 150.0 * math.sin(i)) for i in range(60)]
     assert judge_counter(wild, loaded=True).verdict is Verdict.CANNOT_TELL
     assert judge_counter(wild[:5], loaded=True).verdict is Verdict.CANNOT_TELL
+    silent = [SensorReading(0.1 * i, 20.0 * i, 0.0) for i in range(60)]
+    assert "0 W" in judge_counter(silent, loaded=True).found
 
 
 def test_a_span_must_be_long_where_power_wanders() -> None:
