@@ -24,7 +24,7 @@ class Concern(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedSoFar:
     """What a job saved so far against its default, each with the ends of its 90 % interval.
 
     Attributes:
@@ -105,7 +105,7 @@ class JobSummary:
     recurrences: int = 0
     window: int = 0
     best_batch_size: int | None = None
-    saved: Saved | None = None
+    saved: SavedSoFar | None = None
     newest: Told | None = None
     ended: Told | None = None
     usual_s: float | None = None

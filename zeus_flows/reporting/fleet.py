@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from zeus_flows.core.job_summary import JobSummary, Saved, concerns, totals, untunable
+from zeus_flows.core.job_summary import JobSummary, SavedSoFar, concerns, totals, untunable
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import EnergySource
 from zeus_flows.core.text import one_line
@@ -160,14 +160,14 @@ def _best(job: JobSummary) -> str:
     return str(job.best_batch_size) + (f"@{limit:.0f}W" if limit is not None else "")
 
 
-def _share(saved: Saved | None) -> str:
+def _share(saved: SavedSoFar | None) -> str:
     if saved is None:
         return _UNKNOWN
     half = saved.percent_half
     return f"{saved.percent:.0f} %" if not half or half < 0.5 else f"{saved.percent:.0f} ± {half:.0f} %"
 
 
-def _amount(saved: Saved | None) -> str:
+def _amount(saved: SavedSoFar | None) -> str:
     if saved is None:
         return _UNKNOWN
     if saved.energy_j is None:
@@ -177,7 +177,7 @@ def _amount(saved: Saved | None) -> str:
     return with_doubt(amount, (high - low) / 2)
 
 
-def _learning(saved: Saved | None) -> str:
+def _learning(saved: SavedSoFar | None) -> str:
     if saved is None:
         return _UNKNOWN
     return joules(saved.learning) if saved.unit == "j" else seconds(saved.learning)

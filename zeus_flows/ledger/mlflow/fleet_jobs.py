@@ -15,7 +15,7 @@ from typing import Final
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-from zeus_flows.core.job_summary import JobSummary, Saved, Told
+from zeus_flows.core.job_summary import JobSummary, SavedSoFar, Told
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow import names
@@ -234,14 +234,14 @@ def _told(run: Run) -> Told:
     )
 
 
-def _saved(metrics: Mapping[str, float]) -> Saved | None:
+def _saved(metrics: Mapping[str, float]) -> SavedSoFar | None:
     """Return what a drift window's newest point says of savings; None where it says nothing."""
     unit = next((u for u in ("j", "s") if names.saved_cost(u) in metrics), None)
     if unit is None:
         return None
     cost = (names.saved_cost(unit), names.saved_cost_low(unit), names.saved_cost_high(unit))
     energy = (names.SAVED_ENERGY_J, names.SAVED_ENERGY_LOW_J, names.SAVED_ENERGY_HIGH_J)
-    return Saved(
+    return SavedSoFar(
         unit=unit,
         cost=(metrics[cost[0]], metrics[cost[1]], metrics[cost[2]]),
         energy_j=(metrics[energy[0]], metrics[energy[1]], metrics[energy[2]]) if energy[0] in metrics else None,
