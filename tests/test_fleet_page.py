@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from zeus_flows.cli.commands import main
-from zeus_flows.core.job_summary import JobSummary, SavedSoFar, Told, totals
+from zeus_flows.core.job_summary import JobSummary, SavedSoFar, NewestAttempt, totals
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.reporting.fleet import Fleet, fleet_document, fleet_page, fleet_sentences, fleet_tables
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SAVED = SavedSoFar("j", (87e3, 10e3, 164e3), (134e3, 68e3, 200e3), 18.0, -103e3, 20, 1)
-TOLD = Told(20, 1, NOW.timestamp() - 600, "full", "", 512, 150.0, Outcome.CONVERGED)
+TOLD = NewestAttempt(20, 1, NOW.timestamp() - 600, "full", "", 512, 150.0, Outcome.CONVERGED)
 JOB = JobSummary(
     "nightly-ranker", "1", EnergySource.MEASURED, 20, 1, 512, SAVED, TOLD, TOLD, usual_s=500.0, champion_s=0.0
 )

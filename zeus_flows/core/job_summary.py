@@ -53,7 +53,7 @@ class SavedSoFar:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NewestAttempt:
     """What an attempt's run says of it.
 
     Attributes:
@@ -106,8 +106,8 @@ class JobSummary:
     window: int = 0
     best_batch_size: int | None = None
     saved: SavedSoFar | None = None
-    newest: Told | None = None
-    ended: Told | None = None
+    newest: NewestAttempt | None = None
+    ended: NewestAttempt | None = None
     usual_s: float | None = None
     under_way: tuple[int, ...] = ()
     champion_s: float | None = None
@@ -117,7 +117,7 @@ class JobSummary:
 def concerns(job: JobSummary, *, now_s: float) -> tuple[Concern, ...]:
     """Return what somebody should look at, the worst first.
 
-    >>> concerns(JobSummary("a", "1", newest=Told(2, 1, 0.0), under_way=(2,), usual_s=600.0), now_s=7200.0)
+    >>> concerns(JobSummary("a", "1", newest=NewestAttempt(2, 1, 0.0), under_way=(2,), usual_s=600.0), now_s=7200.0)
     (<Concern.STUCK: 'stuck'>,)
     """
     found = []

@@ -15,7 +15,7 @@ from typing import Final
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-from zeus_flows.core.job_summary import JobSummary, SavedSoFar, Told
+from zeus_flows.core.job_summary import JobSummary, SavedSoFar, NewestAttempt
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow import names
@@ -31,7 +31,7 @@ _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Whereabouts:
     """Where a job's runs are.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Runs:
         return {i: self._known[i] for i in wanted if i in self._known}
 
 
-def _places(store: Store) -> list[_Place]:
+def _places(store: Store) -> list[_Whereabouts]:
     ledgers = {str(e.experiment_id): e for e in _experiments(store, names.ROOT)}
     jobs = _experiments(store, names.LEDGER)
     return [_place(job, ledgers.get(str(job.tags[names.LEDGER]))) for job in jobs]
@@ -133,9 +133,9 @@ def _version(store: Store, model: RegisteredModel, number: str) -> ModelVersion 
         return None
 
 
-def _place(job: Experiment, ledger: Experiment | None) -> _Place:
+def _place(job: Experiment, ledger: Experiment | None) -> _Whereabouts:
     said = {} if ledger is None else ledger.tags
-    return _Place(job, ledger, said.get(names.CURRENT_WINDOW, ""), said.get(names.CURRENT_PAGE, ""))
+    return _Whereabouts(job, ledger, said.get(names.CURRENT_WINDOW, ""), said.get(names.CURRENT_PAGE, ""))
 
 
 def _experiments(store: Store, tag: str) -> list[Experiment]:
@@ -156,14 +156,14 @@ def _experiments(store: Store, tag: str) -> list[Experiment]:
             return found
 
 
-def _may_be_stale(place: _Place, read: Mapping[str, Run]) -> bool:
+def _may_be_stale(place: _Whereabouts, read: Mapping[str, Run]) -> bool:
     """Return whether the root is to be asked: a window or page is not known or gone, or the page is full."""
     if place.window not in read or place.page not in read:
         return True
     return len(Page().read(read[place.page].data.params).claims) >= SIZE
 
 
-def _as_rooted(place: _Place, roots: Mapping[str, Run]) -> _Place:
+def _as_rooted(place: _Whereabouts, roots: Mapping[str, Run]) -> _Whereabouts:
     """Return the place with its newest drift window and page as the root names them."""
     root = roots.get(place.root)
     if root is None:
@@ -188,7 +188,7 @@ def _newest_attempts(page: Page) -> list[str]:
     return [last[recurrence] for recurrence in dict.fromkeys((newest, ended)) if recurrence in last]
 
 
-def _summary(place: _Place, window: Run | None, page: Page | None, attempts: list[Run]) -> JobSummary:
+def _summary(place: _Whereabouts, window: Run | None, page: Page | None, attempts: list[Run]) -> JobSummary:
     """Return what the runs say; what people have broken by hand is said of the job that they broke."""
     nothing = JobSummary(place.name, str(place.job.experiment_id))
     if place.ledger is None or window is None or page is None:
@@ -213,11 +213,11 @@ def _summary(place: _Place, window: Run | None, page: Page | None, attempts: lis
         return replace(nothing, trouble=f"its runs cannot be read ({type(error).__name__}): `zeus-flows ledger verify`")
 
 
-def _told(run: Run) -> Told:
+def _told(run: Run) -> NewestAttempt:
     tags, metrics, params = run.data.tags, run.data.metrics, run.data.params
     decision = codec.load_decision(params[names.DECISION])
     outcome = tags.get(names.OUTCOME)
-    return Told(
+    return NewestAttempt(
         recurrence=int(tags[names.RECURRENCE]),
         attempt=int(tags[names.ATTEMPT]),
         began_s=run.info.start_time / 1000,
