@@ -125,7 +125,7 @@ def _of_a_job(command: Callable[..., None]) -> Callable[..., None]:
 @main.command()
 @_of_a_job
 def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
-    """Close recurrences of JOB whose process was killed. Every recurrence does this first."""
+    """Close recurrences of JOB whose process was killed; look after its models. Every recurrence does this first."""
     from zeus_flows.cli import upkeep
 
     sys.exit(upkeep.janitor(upkeep.LedgerOf(job, simulate, tracking_uri)))

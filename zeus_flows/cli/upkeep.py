@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 
 from zeus_flows.errors import ConfigError, StoreUnavailable
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.janitor import Swept, sweep_orphans
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.importing import Columns, import_runs
@@ -45,7 +47,7 @@ class LedgerOf:
 
 
 def janitor(target: LedgerOf) -> int:
-    """Deliver what dead processes left in the outbox, close their recurrences, and discard runs nobody refers to."""
+    """Deliver what dead processes left here, close their recurrences, look after models, discard runs nobody names."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 
@@ -62,8 +64,11 @@ def janitor(target: LedgerOf) -> int:
     ) as durable:
         swept = durable.sweep(within_s=JANITOR_S, flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
         left = durable.left()
+        lines = _look_after_models(job_file, durable, uri, settings)
     for grave in swept.buried:
         click.echo(f"recurrence {grave.recurrence} was closed: {grave.why}")
+    for line in lines:
+        click.echo(line)
     if left:
         click.echo(f"what {left} attempts brought still waits here to be delivered")
     orphans, unseen = list[str](), [_unseen(swept)] if swept.why else []
@@ -80,6 +85,28 @@ def janitor(target: LedgerOf) -> int:
     if not swept.buried and not orphans:
         click.echo("nothing is dead; what another machine holds is dead after five minutes without a heartbeat")
     return 0
+
+
+def _look_after_models(job_file: JobFile, ledger: DurableLedger, uri: str, settings: Settings) -> Sequence[str]:
+    """Make a pass over a job's models; return what happened, as sentences."""
+    from zeus_flows.training.promotion import open_promoter
+
+    try:
+        promoter = open_promoter(
+            job_file,
+            job_file.core(),
+            tracking_uri=uri,
+            state_dir=settings.state_dir,
+            ledger=ledger.key,
+            experiment_id=lambda: ledger.experiment_id,
+            run_of=ledger.run_of,
+        )
+        if promoter is None:
+            return ()
+        promoter.check_owner()
+    except ConfigError as error:  # the code that evaluates models may not be on this machine
+        return (f"models were not looked at: {error}",)
+    return promoter.make_pass().lines
 
 
 def _unseen(swept: Swept) -> str:
