@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from zeus_flows.cli.commands import main
-from zeus_flows.core.job_summary import JobSummary, SavedSoFar, NewestAttempt, totals
+from zeus_flows.core.job_summary import JobSummary, NewestAttempt, SavedSoFar, totals
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.reporting.fleet import Fleet, fleet_document, fleet_page, fleet_sentences, fleet_tables
 

@@ -15,7 +15,7 @@ from typing import Final
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-from zeus_flows.core.job_summary import JobSummary, SavedSoFar, NewestAttempt
+from zeus_flows.core.job_summary import JobSummary, NewestAttempt, SavedSoFar
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import StoreError
 from zeus_flows.ledger.mlflow import names
