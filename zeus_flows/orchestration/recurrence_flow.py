@@ -92,6 +92,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
         names.PREFECT_FLOW_RUN_NAME: str(runtime.flow_run.name),
         names.PREFECT_URL: page_of(runtime.flow_run.ui_url),
         names.CODE_REVISION: trainer.code_revision,
+        names.UNTUNABLE: trainer.untunable,
     }
     with closing(
         open_durable(

@@ -342,6 +342,15 @@ class Store:
         return answer
 
 
+def may_exist(tracking_uri: str) -> bool:
+    """Return whether there can be runs: asking MLflow would make a missing sqlite file.
+
+    >>> may_exist("sqlite:////no/such/folder/mlflow.db"), may_exist("https://mlflow.example.org")
+    (False, True)
+    """
+    return not tracking_uri.startswith("sqlite:///") or Path(tracking_uri.removeprefix("sqlite:///")).exists()
+
+
 def location(tracking_uri: str) -> str:
     """Return where a tracking URI points: the same from every folder, without user, password or options.
 
