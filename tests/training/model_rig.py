@@ -22,8 +22,9 @@ from zeus_flows.ledger.mlflow.layout import ledger_key
 from zeus_flows.ledger.mlflow.model_registry import ModelRegistry
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.training.evaluation import Evaluation
 from zeus_flows.training.keeping import Keeper, Staging, open_model
-from zeus_flows.training.promotion import Evaluation, Promoted, Promoter
+from zeus_flows.training.promotion import Promoted, Promoter
 
 NAME = "ranker"
 BARS = (Bar("accuracy", lower_is_better=False, margin=0.01), Bar("recall", lower_is_better=False, margin=0.1))
