@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from tests.builders import decision
 from tests.processes import fork_server
 from tests.training.frameworks import LinearModule, Task, bert_trainer, fit
+from tests.training.model_rig import keep_twice_and_die
 from tests.training.rig import SAMPLES, Loader, job_file, v100
 from zeus_flows import ZeusLightningCallback, ZeusTrainerCallback
 from zeus_flows.core.records import Outcome
@@ -116,15 +116,6 @@ def test_only_an_attempt_that_reached_the_target_keeps_its_newest_model(
     found = kept(tmp_path)
     assert [open_model(str(folder)).about["epoch"] for folder in found] == ([99] if counts else [])
     assert len(list((tmp_path / "models").iterdir())) == len(found)
-
-
-def keep_twice_and_die(folder: Path) -> None:
-    """Keep the model of an attempt that reached the target, and of one under way (in a process of its own)."""
-    done, running = keeper(folder), keeper(folder)
-    for own in (done, running):
-        own.keep({"a": torch.zeros(1)}, {})
-    done.close(converged=True)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ It runs after every recurrence that reached the target, before every recurrence,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from zeus_flows.core.records import Observation
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.job_file import JobFile
 from zeus_flows.killpoints import reached
+from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
@@ -62,9 +63,8 @@ class Promoter:
         job: Whose.
         registry: Its models in MLflow.
         staging: What was kept on this machine.
-        ledger: The ledger's key.
-        experiment_id: Returns the experiment with the attempts; empty while MLflow is away.
-        run_of: Returns the run of an attempt by what the ledger calls it; None where it has none yet.
+        ledger: Its attempts. Where MLflow did not answer it just now, nothing is tried.
+        evaluation: What holds models against each other; None: nothing does.
     """
 
     def __init__(
@@ -72,14 +72,11 @@ class Promoter:
         job: Job,
         registry: ModelRegistry,
         staging: Staging,
-        *,
-        ledger: str,
-        experiment_id: Callable[[], str],
-        run_of: Callable[[str], str | None],
+        ledger: DurableLedger,
         evaluation: Evaluation | None = None,
     ) -> None:
-        self._job, self._registry, self._staging, self._ledger = job, registry, staging, ledger
-        self._experiment_id, self._run_of, self._evaluation = experiment_id, run_of, evaluation
+        self._job, self._registry, self._staging = job, registry, staging
+        self._ledger, self._evaluation = ledger, evaluation
 
     def check_owner(self) -> None:
         """Refuse a registered model of another job; where MLflow does not answer, nothing is refused.
@@ -88,12 +85,14 @@ class Promoter:
             ConfigError: it is another job's, or nobody's.
         """
         with suppress(StoreUnavailable):
+            self._look()
             self._registry.check_owner()
 
     def make_pass(self) -> Promoted:
         """Send, register, judge and move what there is; what MLflow does not take now is left to the next pass."""
         lines = list[str]()
         try:
+            self._look()
             self._send(lines)
             if self._registry.name is None:
                 return Promoted(lines=tuple(lines))
@@ -111,16 +110,21 @@ class Promoter:
         if self._registry.name is None:
             return None
         try:
+            self._look()
             return _named(self._registry.aliases().get(CHAMPION), self._entries())
         except StoreError as error:
             log.warning("the champion of %s could not be looked up: %s", self._job.name, error)
             return None
 
+    def _look(self) -> None:
+        if self._ledger.is_away:
+            raise StoreUnavailable("MLflow does not answer")
+
     # -- sending and registering -------------------------------------------------------------------------------------
 
     def _send(self, lines: list[str]) -> None:
-        for staged, folder, sending in self._staging.take(self._ledger):
-            run_id = self._run_of(staged.attempt)
+        for staged, folder, sending in self._staging.take(self._ledger.key):
+            run_id = self._ledger.run_of(staged.attempt)
             if run_id is None:
                 lines.append("a model waits for its attempt to be delivered")
                 continue
@@ -205,7 +209,7 @@ class Promoter:
         alias, by_hand = aliases.get(CHAMPION), False
         champion = standing.champion.version if standing.champion is not None else None
         if champion is not None and moves_to(champion, alias, moves):
-            self._registry.move(newest, champion, self._experiment_id())
+            self._registry.move(newest, champion, self._ledger.experiment_id)
             alias = champion.number
             lines.append(f"version {alias} of {self._registry.name} is champion")
         elif alias is not None and (champion is None or alias != champion.number):
@@ -222,7 +226,7 @@ class Promoter:
 
     def _entries(self) -> tuple[LoggedEntry, ...]:
         among = 1 if self._evaluation is None else self._evaluation.among
-        return self._registry.entries(self._experiment_id(), champions=among + 1)
+        return self._registry.entries(self._ledger.experiment_id, champions=among + 1)
 
 
 def _candidates(entries: Sequence[LoggedEntry]) -> list[Candidate]:
@@ -246,31 +250,21 @@ def _description(entry: LoggedEntry, observed: Observation) -> str:
 def open_promoter(
     job_file: JobFile,
     job: Job,
+    ledger: DurableLedger,
     *,
     tracking_uri: str,
     state_dir: Path,
-    ledger: str,
-    experiment_id: Callable[[], str],
-    run_of: Callable[[str], str | None],
     measure: Measure = timed,
 ) -> Promoter | None:
     """Return what looks after a job's models; None where it has none and none wait here.
 
     Raises:
-        ConfigError: the function that evaluates them cannot be imported, or another job has the registered model.
+        ConfigError: the function that evaluates them cannot be imported.
     """
     staging = Staging(state_dir / "models")
-    if job_file.model is None and not staging.any_of(ledger):
+    if job_file.model is None and not staging.any_of(ledger.key):
         return None
-    registry = ModelRegistry(
-        Store(tracking_uri, patience_s=3.0), job.name, job_file.model.name if job_file.model else None
-    )
-    return Promoter(
-        job,
-        registry,
-        staging,
-        ledger=ledger,
-        experiment_id=experiment_id,
-        run_of=run_of,
-        evaluation=load_evaluation(job_file, measure=measure, tracking_uri=tracking_uri),
-    )
+    name = job_file.model.name if job_file.model is not None else None
+    registry = ModelRegistry(Store(tracking_uri, patience_s=3.0), job.name, name)
+    evaluation = load_evaluation(job_file, measure=measure, tracking_uri=tracking_uri)
+    return Promoter(job, registry, staging, ledger, evaluation)
