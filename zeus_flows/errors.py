@@ -30,11 +30,16 @@
 
 from __future__ import annotations
 
+from zeus_flows.masking import masked
+
 
 class ZeusFlowsError(Exception):
-    """Base of everything raised on purpose; its text is meant for a person."""
+    """Base of everything raised on purpose; its text is meant for a person, and holds no secret."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(ZeusFlowsError):

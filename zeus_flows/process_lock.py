@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 
 from zeus_flows.errors import WrongPlatform
+from zeus_flows.private_files import open_private, private_folder, read_private
 
 try:
     import fcntl
@@ -31,10 +32,10 @@ class ProcessLock:
         """Return whether the lock is ours now.
 
         Raises:
-            OSError: the folder cannot be written to.
+            OSError: the folder cannot be written to, or somebody put a link in the file's place.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        private_folder(self._path.parent)
+        descriptor = open_private(self._path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -52,8 +53,8 @@ class ProcessLock:
     def holder(self) -> str:
         """Return the process id that the holder wrote down, for messages."""
         try:
-            return self._path.read_text().strip() or "unknown"
-        except OSError:
+            return read_private(self._path).strip() or "unknown"
+        except (OSError, UnicodeDecodeError):
             return "unknown"
 
     def release(self) -> None:

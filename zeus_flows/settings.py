@@ -15,8 +15,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from zeus_flows.errors import ConfigError
+from zeus_flows.masking import remember, secrets_of, secrets_of_uri, without_secrets
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 
@@ -27,25 +30,35 @@ class Settings:
 
     state_dir: Path
     cache_dir: Path
-    tracking_uri: str | None = None
+    tracking_uri: str | None = field(default=None, repr=False)
     prefect_api_url: str | None = None
     cuda_visible_devices: str | None = None
     zeusd_socket: Path = Path("/run/zeusd/zeusd.sock")
     zeusd_host_port: str | None = None
-    zeusd_token: str | None = None
+    zeusd_token: str | None = field(default=None, repr=False)
 
     def tracking(self, *stated: str | None) -> str:
         """Return the tracking URI: the first stated one (flag, then job file), the environment's, the default.
 
+        One without credentials takes those of another that is the same but for them: what a deployment pins is public.
+        What is secret in it is masked from then on.
+
         >>> read_settings({}).tracking(None, "sqlite:///mine.db")
         'sqlite:///mine.db'
+        >>> here = read_settings({"MLFLOW_TRACKING_URI": "postgresql://me:secret@db/mlflow"})
+        >>> here.tracking("postgresql://db/mlflow"), here.tracking("postgresql://elsewhere/mlflow")
+        ('postgresql://me:secret@db/mlflow', 'postgresql://elsewhere/mlflow')
         """
-        return next((uri for uri in (*stated, self.tracking_uri) if uri), DEFAULT_TRACKING_URI)
+        known = [uri for uri in (*stated, self.tracking_uri) if uri] or [DEFAULT_TRACKING_URI]
+        uri = next((uri for uri in known if uri != known[0] == without_secrets(uri)), known[0])
+        remember(*secrets_of_uri(uri))
+        return uri
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that `environ` (the process's by default) states."""
+    """Return the settings that `environ` (the process's by default) states. Its secrets are masked from then on."""
     env = os.environ if environ is None else environ
+    remember(*(secret for secret in secrets_of(env.items()) if not os.path.exists(secret)))  # noqa: PTH110
     home = Path(env.get("HOME") or "~").expanduser()
     state_home = Path("/var/lib") if os.geteuid() == 0 else home / ".local" / "state"
     if env.get("XDG_STATE_HOME"):
@@ -61,6 +74,17 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         zeusd_host_port=env.get("ZEUSD_HOST_PORT") or None,
         zeusd_token=env.get("ZEUSD_TOKEN") or None,
     )
+
+
+def public_uri(uri: str | None, what: str) -> str | None:
+    """Return a URI that may be a flow's parameter, which everyone can read; `what` is what the user calls it.
+
+    Raises:
+        ConfigError: it holds a secret.
+    """
+    if uri and without_secrets(uri) != uri:
+        raise ConfigError(f"{what} holds a secret; put it into MLFLOW_TRACKING_URI or the job file instead")
+    return uri
 
 
 def quiet_libraries() -> None:
@@ -88,10 +112,15 @@ _BOUNDS = {
 }
 
 
-def bound_mlflow() -> None:
-    """Bound each HTTP call to an MLflow server, unless the user did: by default one may block for minutes."""
+def bound_mlflow(tracking_uri: str = "") -> None:
+    """Bound each HTTP call to an MLflow server, unless the user did: by default one may block for minutes.
+
+    Where a tracking URI holds a secret, MLflow does not print it: it would with each run that training ends.
+    """
     for name, value in _BOUNDS.items():
         os.environ.setdefault(name, value)
+    if without_secrets(tracking_uri) != tracking_uri:
+        os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
 
 
 def environment_of_child(changes: Mapping[str, str]) -> dict[str, str]:

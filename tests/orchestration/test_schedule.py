@@ -22,7 +22,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 from prefect.states import Pending, Running
 
-from tests.orchestration.deployed_runs import read_deployment, read_run, run_here, start, zeus_flows
+from tests.orchestration.deployed_runs import read_deployment, read_run, remove, run_here, start, zeus_flows
 from tests.processes import PREFECT, Forked
 from tests.training_functions import write_job
 from zeus_flows.ledger.lease import this_process
@@ -45,9 +45,7 @@ def name(tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> It
     made = zeus_flows("deploy", "job.yaml", "--cron", "0 * * * *", "--pool", f"pool-{job}")
     assert made.exit_code == 0, made.output
     yield f"recurrence/{job}"
-    with get_client(sync_client=True) as client:
-        for deployment in client.read_deployments():
-            client.delete_deployment(deployment.id)
+    remove(tmp_path)
 
 
 def missed(name: str, runs: int) -> list[FlowRun]:

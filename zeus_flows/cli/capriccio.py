@@ -29,8 +29,9 @@ def capriccio_command(
     from rich.console import Console
 
     from zeus_flows.experiments.capriccio.file import load_experiment
-    from zeus_flows.settings import quiet_libraries
+    from zeus_flows.settings import public_uri, quiet_libraries
 
+    public_uri(tracking_uri, "--tracking-uri")
     load_experiment(experiment, data=data)  # what is wrong with it is said before anything heavy starts
     quiet_libraries()
     from zeus_flows.cli.capriccio_run import run_locally

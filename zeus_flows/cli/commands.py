@@ -12,6 +12,7 @@ import click
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.deploying import deploy_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
+from zeus_flows.cli.models import models_command
 from zeus_flows.cli.replay import replay
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
@@ -230,3 +231,4 @@ main.add_command(replay)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
 main.add_command(drift_command)
+main.add_command(models_command)

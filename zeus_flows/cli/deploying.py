@@ -131,8 +131,8 @@ def _show(
     about_janitors: Sequence[JanitorChange],
     api: str,
 ) -> None:
+    from zeus_flows.masking import without_secrets
     from zeus_flows.orchestration.deployments import shown
-    from zeus_flows.reporting.links import without_secrets
 
     click.echo(f"Prefect at {without_secrets(api).rstrip('/')}")
     for pool in about_pools:

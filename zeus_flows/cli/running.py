@@ -16,12 +16,13 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
 from zeus_flows.core.rollout import in_force, lowered, why_in_force
-from zeus_flows.errors import ConfigError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
+from zeus_flows.errors import StoreError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.masking import without_secrets
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
-from zeus_flows.reporting.links import series_url, ui_command, without_secrets
-from zeus_flows.settings import Settings, quiet_libraries, read_settings
+from zeus_flows.reporting.links import series_url, ui_command
+from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
 from zeus_flows.training.gate import load_gate
 from zeus_flows.training.trainer import LocalTrainer, train_traceback
 
@@ -61,7 +62,7 @@ def run(request: Request) -> int:
     with view.live():
         quiet_libraries()
         for _ in range(request.recurrences):
-            done.append(_run_flow(request, uri))
+            done.append(_run_flow(request))
             view.recurrence(done[-1])
         job = in_force(_in_fleet(request, job), done[-1].number)
         saved, experiment_id = _saved(job_file, job, uri, source)
@@ -77,6 +78,8 @@ def run(request: Request) -> int:
         )
     else:
         view.summary(saved)
+        if job_file.model is not None:
+            view.say(_champion(job_file, uri))
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
@@ -88,6 +91,16 @@ def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple
         return policy.saved(job, ledger.state()), ledger.experiment_id
     except StoreUnavailable:
         return None, None
+
+
+def _champion(job_file: JobFile, uri: str) -> str:
+    """Return who is champion, and why."""
+    from zeus_flows.reporting.models_report import read_models
+
+    try:
+        return f"{read_models(job_file, uri).why}."
+    except StoreError as error:
+        return f"The models could not be looked at: {error}"
 
 
 def dry_run(request: Request) -> int:
@@ -138,7 +151,8 @@ def _told(job: Job, document: Any) -> Any:
     return savings.without_joules(document) if job.in_seconds else document
 
 
-def _run_flow(request: Request, uri: str) -> Recurrence:
+def _run_flow(request: Request) -> Recurrence:
+    """Run the flow. It finds by itself what the job file and the environment say: its parameters are public."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.prefect_runs import print_no_errors
     from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
@@ -147,7 +161,11 @@ def _run_flow(request: Request, uri: str) -> Recurrence:
     end_server_with_us()
     try:
         return recurrence(
-            str(request.path), simulate=request.simulate, seed=request.seed, tracking_uri=uri, mode=request.mode
+            str(request.path),
+            simulate=request.simulate,
+            seed=request.seed,
+            tracking_uri=request.tracking_uri,
+            mode=request.mode,
         )
     except RecurrenceFailed as failure:
         return failure.recurrence
@@ -177,10 +195,7 @@ def _ledger(job_file: JobFile, job: Job, uri: str, energy_source: EnergySource) 
 
 def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> str:
     """Return where runs go; flags are flow parameters and parameters are public, so they carry no password."""
-    stated = request.tracking_uri
-    if stated and without_secrets(stated) != stated:
-        raise ConfigError("--tracking-uri holds a password; put it into MLFLOW_TRACKING_URI instead")
-    return settings.tracking(stated, job_file.tracking_uri)
+    return settings.tracking(public_uri(request.tracking_uri, "--tracking-uri"), job_file.tracking_uri)
 
 
 def _exists(uri: str) -> bool:

@@ -7,6 +7,7 @@ what a dead process left behind.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_flows.core.json import from_text, to_text
+from zeus_flows.core.text import one_line
 from zeus_flows.errors import ConfigError
+from zeus_flows.private_files import open_private, private_folder, read_private
 from zeus_flows.process_lock import ProcessLock
 
 
@@ -63,10 +66,10 @@ class Journal:
 
     def write(self, entry: Entry, *, sync: bool = True) -> None:
         """Put an entry on the disk: when this returns, it survives a kill, and a power cut where it is synced."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
         path = self._path(entry.uuid)
         draft = path.with_suffix(".draft")
-        with draft.open("w") as file:
+        with os.fdopen(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
             file.write(to_text(entry))
             file.flush()
             if sync:
@@ -88,11 +91,18 @@ class Journal:
         """
         path = self._path(uuid)
         try:
-            return from_text(Entry, path.read_text())
+            entry = from_text(Entry, read_private(path))
+            if not all(0 < watts < math.inf for watts in (entry.previous_w, *entry.ours_w)):
+                raise ValueError("a limit is no number of watts")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read ({error.strerror}); look at it and delete it") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is not a journal of power limits ({error}); look at it and delete it") from error
+            raise ConfigError(
+                f"{path} is not a journal of power limits ({one_line(str(error))}); look at it and delete it"
+            ) from None
+        return entry
 
     def uuids(self) -> tuple[str, ...]:
         """Return the GPUs that have an entry."""

@@ -11,6 +11,7 @@ away while training runs costs nothing as long as MLflow answers; only what woul
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -39,6 +40,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.ledger.lease import Holder, is_gone, read_holder
+from zeus_flows.private_files import open_private, private_folder
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +112,8 @@ class Outbox:
         self._engine: Engine = create_engine(f"sqlite:///{self._path}", connect_args={"timeout": 30})
         event.listen(self._engine, "connect", _make_durable)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder, may_be_link=True)
+            os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))  # what SQLite puts beside it is as private
             with self._engine.begin() as connection:
                 for table in _META.sorted_tables:  # of several processes that begin at once, one makes it
                     connection.execute(CreateTable(table, if_not_exists=True))
@@ -118,7 +121,7 @@ class Outbox:
                         connection.execute(CreateIndex(index, if_not_exists=True))
         except (OSError, SQLAlchemyError) as error:
             raise StoreError(
-                f"{self._path} cannot be written ({type(error).__name__})\n"
+                f"{self._path} cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})\n"
                 f"  set ZEUS_FLOWS_STATE_DIR to a folder that can"
             ) from None
 

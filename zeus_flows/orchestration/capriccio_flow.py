@@ -21,10 +21,11 @@ from zeus_flows.experiments.capriccio.report import Report, Science
 from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
 from zeus_flows.ledger.mlflow import names
+from zeus_flows.masking import mask_logs
 from zeus_flows.orchestration.capriccio_view import ExperimentView, Silent
 from zeus_flows.orchestration.prefect_runs import page_of
 from zeus_flows.reporting.links import run_url
-from zeus_flows.settings import Settings, read_settings
+from zeus_flows.settings import Settings, public_uri, read_settings
 
 _MOST_CHARACTERS = 400_000  # of a Markdown artifact; a larger page is linked to, not embedded
 
@@ -66,7 +67,8 @@ def run(
     settings = read_settings()
     path, data_path = Path(experiment_file), None if data is None else Path(data)
     file = load_experiment(path, data=data_path)
-    uri = settings.tracking(tracking_uri, file.tracking_uri)
+    uri = settings.tracking(public_uri(tracking_uri, "the parameter tracking_uri"), file.tracking_uri)
+    mask_logs()
     with alone(file.name, tracking_uri=uri, state_dir=settings.state_dir):
         READING.set(view.reading)
         experiment = open_experiment(path, data=data_path, tracking_uri=uri, settings=settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from zeus_flows.gpu.doctor import Check, Status
-from zeus_flows.reporting.links import without_secrets
+from zeus_flows.masking import without_secrets
 from zeus_flows.settings import read_settings
 
 _TIMEOUT_S = 5.0

@@ -13,9 +13,9 @@ import yaml
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.file import load_experiment
 from zeus_flows.job_file import SimulatedGpu, load_job
+from zeus_flows.masking import without_secrets
 from zeus_flows.orchestration.pinned import digest_of
 from zeus_flows.orchestration.slots import TAG
-from zeus_flows.reporting.links import without_secrets
 from zeus_flows.settings import Settings
 
 _SQLITE: Final = "sqlite:///"

@@ -18,10 +18,9 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from zeus_flows.core.job import Mode
 from zeus_flows.job_file import SimulatedGpu, parse_job
-from zeus_flows.orchestration.pinned import PinnedFile, pinned_parameters, with_credentials
+from zeus_flows.orchestration.pinned import PinnedFile, pinned_parameters
 from zeus_flows.orchestration.slots import TAG, kept, reap
 from zeus_flows.orchestration.superseding import end_superseded, superseded
-from zeus_flows.settings import read_settings
 
 if TYPE_CHECKING:
     from zeus_flows.orchestration.capriccio_flow import Summary
@@ -77,8 +76,7 @@ def recurrence(
         )
         from zeus_flows.orchestration.recurrence_flow import ended, run_one
 
-        uri = with_credentials(counts["tracking_uri"], read_settings())
-        return ended(run_one(job, tracking_uri=uri, mode=counts["mode"]))
+        return ended(run_one(job, tracking_uri=counts["tracking_uri"], mode=counts["mode"]))
 
 
 @flow(name="capriccio", flow_run_name=_name_of_run, validate_parameters=True)
@@ -108,7 +106,7 @@ def capriccio(
         from zeus_flows.orchestration.capriccio_flow import run
         from zeus_flows.orchestration.capriccio_view import Silent
 
-        return run(path, None, with_credentials(counts["tracking_uri"], read_settings()), None, Silent())
+        return run(path, None, counts["tracking_uri"], None, Silent())
 
 
 @flow(name="janitor", flow_run_name="janitor")

@@ -24,10 +24,10 @@ from prefect.utilities.callables import parameter_schema
 
 from zeus_flows import __version__
 from zeus_flows.errors import ConfigError
+from zeus_flows.masking import without_secrets
 from zeus_flows.orchestration import deployed
 from zeus_flows.orchestration.deployable import Deployable
 from zeus_flows.orchestration.pools import DEFAULT_POOL
-from zeus_flows.reporting.links import without_secrets
 
 #: Seconds that Prefect leaves a run to start, and keeps the slot of one that has died. The least that it takes.
 GRACE_S: Final = 60

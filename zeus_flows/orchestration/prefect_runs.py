@@ -12,6 +12,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import PrefectConsoleHandler
 from prefect.states import Crashed
 
+from zeus_flows.masking import without_secrets
+
 log = logging.getLogger(__name__)
 
 
@@ -68,4 +70,4 @@ def page_of(url: object) -> str:
     >>> page_of("http://127.0.0.1:4200/runs/flow-run/1"), page_of("None/runs/flow-run/1"), page_of(None)
     ('http://127.0.0.1:4200/runs/flow-run/1', '', '')
     """
-    return str(url) if str(url).startswith(("http://", "https://")) else ""
+    return without_secrets(str(url)) if str(url).startswith(("http://", "https://")) else ""

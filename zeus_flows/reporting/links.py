@@ -5,11 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.query import having
+from zeus_flows.masking import without_secrets
 
 #: Where `mlflow ui` listens unless told otherwise.
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -25,8 +26,12 @@ def run_url(tracking_uri: str, experiment_id: str) -> str:
 
 
 def experiment_url(tracking_uri: str, experiment_id: str) -> str:
-    """Return the address of an experiment's page."""
-    base = without_secrets(tracking_uri).rstrip("/") if _is_server(tracking_uri) else LOCAL_UI
+    """Return the address of an experiment's page, which needs no option of the tracking URI.
+
+    >>> experiment_url("https://bob:pw@mlflow.example/base?token=t", "1")
+    'https://mlflow.example/base/#/experiments/1'
+    """
+    base = without_secrets(tracking_uri).partition("?")[0].rstrip("/") if _is_server(tracking_uri) else LOCAL_UI
     return f"{base}/#/experiments/{experiment_id}"
 
 
@@ -49,18 +54,6 @@ def _mlflow() -> str:
     if shutil.which("mlflow") or not beside.exists():
         return "mlflow"
     return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
-
-
-def without_secrets(uri: str) -> str:
-    """Return a URI without its user and password.
-
-    >>> without_secrets("postgresql://me:secret@db/mlflow")
-    'postgresql://db/mlflow'
-    """
-    if "@" not in uri:
-        return uri
-    parts = urlsplit(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _is_server(uri: str) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zeus_flows.core.power_profile import Parts, PowerProfile
 from zeus_flows.errors import TrainingError
+from zeus_flows.private_files import open_private, private_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class Checkpoints:
         first = self._own is None
         path = self._path()
         draft = path.with_suffix(".draft")
-        torch.save(dict(state), draft)
+        with os.fdopen(open_private(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            torch.save(dict(state), file)
         if first:
             try:
                 torch.load(draft, weights_only=True, mmap=True, map_location="cpu")
@@ -116,10 +120,10 @@ class Checkpoints:
 
     def _path(self) -> Path:
         if self._own is None:
-            self._root.mkdir(parents=True, exist_ok=True)
+            private_folder(self._root)
             _sweep(self._root)
             self._own = tempfile.TemporaryDirectory(dir=self._root, ignore_cleanup_errors=True)
-            self._lock = (Path(self._own.name) / "lock").open("w")
+            self._lock = os.fdopen(open_private(Path(self._own.name) / "lock", os.O_RDWR | os.O_CREAT), "w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return Path(self._own.name) / "state.pt"
 
@@ -127,9 +131,7 @@ class Checkpoints:
 def _sweep(root: Path) -> None:
     """Remove the checkpoints of dead processes: their locks are free."""
     for lock in root.glob("*/lock"):
-        with lock.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue
-            shutil.rmtree(lock.parent, ignore_errors=True)
+        with suppress(OSError), os.fdopen(open_private(lock, os.O_RDONLY)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock.parent.is_symlink():
+                shutil.rmtree(lock.parent, ignore_errors=True)

@@ -1,7 +1,8 @@
 """Asks a job's drift gate: runs the function that evaluates the newest model on the new slice.
 
-def evaluate(question, *, model_file):
-    model = load(model_file)                         # as the train function left it
+def evaluate(question):
+    model = build()
+    open_model(question.model_uri).load_into(model)  # the champion, as the train function kept it
     return accuracy(model, rows(question.recurrence))
 
 A gate may save a training; it must never cost a model. So whatever goes wrong in it, the recurrence trains.
@@ -16,7 +17,8 @@ from collections.abc import Callable
 from zeus_flows.core.gate import GateCheck, Question, judge, read_scores
 from zeus_flows.core.job import Mode
 from zeus_flows.job_file import JobFile, Target
-from zeus_flows.training.trainer import Measure, load_function, timed, what_happened
+from zeus_flows.training.failures import no_exits, what_happened
+from zeus_flows.training.trainer import Measure, check_call, load_function, timed
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ class Gate:
         metric, whose = self._target.metric, _whose(question)
         began = time.monotonic()
         try:
-            returned, time_s, energy_j = self._measure(lambda: self._evaluate(question))
+            with no_exits():
+                returned, time_s, energy_j = self._measure(lambda: self._evaluate(question))
             read = None if returned is None else read_scores(returned, metric)
         except Exception as error:
             check = self.broken(question, error, time_s=time.monotonic() - began)
@@ -83,12 +86,13 @@ def load_gate(job_file: JobFile, *, measure: Measure = timed) -> Gate | None:
         measure: See `Gate`.
 
     Raises:
-        ConfigError: its function cannot be imported.
+        ConfigError: its function cannot be imported, or does not take its parameters.
     """
     section = job_file.gate
     if section is None:
         return None
     function = load_function(section.function, key="gate.function")
+    check_call(function, section.parameters, key="gate.parameters", first="question")
 
     def evaluate(question: Question) -> object:
         return function(question, **section.parameters)

@@ -7,15 +7,14 @@ import gc
 import importlib
 import importlib.metadata
 import inspect
+import json
 import logging
 import math
-import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +24,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
+from zeus_flows.core.text import shown
 from zeus_flows.errors import CommandOutOfMemory, ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
@@ -33,10 +33,13 @@ from zeus_flows.gpu.meter import update_period_s
 from zeus_flows.gpu.open_gpus import open_gpus
 from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job_file import JobFile
+from zeus_flows.masking import masked
 from zeus_flows.settings import Settings
 from zeus_flows.training.checkpoint import Checkpoints
+from zeus_flows.training.failures import no_exits, presentable, text_of, traceback_text, what_happened
 from zeus_flows.training.forms.command import Command, find_command
 from zeus_flows.training.forms.ranks import RankedFunction
+from zeus_flows.training.keeping import Keeper
 from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.session import Session
 
@@ -47,8 +50,6 @@ TrainFunction = Callable[..., object]
 Measure = Callable[[Callable[[], object]], tuple[object, float, float]]
 
 _UPDATES = 50
-#: What an observation may hold of an exception: an MLflow param has room for 6,000 characters in all.
-_MOST_DETAIL, _MOST_TRACEBACK = 500, 2_000
 
 
 class LocalTrainer:
@@ -113,6 +114,7 @@ class LocalTrainer:
                 detail=what_happened(error),
             )
             raise AttemptFailed(never_began) from error
+        keeper = Keeper(self._settings.state_dir / "models", lambda: self._ledger_key(job), attempt_id)
         with opened as gpus:
             session = Session(
                 self._job_file,
@@ -123,22 +125,27 @@ class LocalTrainer:
                 overheads=overheads,
                 report=report,
                 checkpoints=checkpoints,
+                keeper=keeper,
                 made_with=_made_with(gpus),
                 least_span_s=self._least_span_s,
                 host_energy_j=None if self._host is None else self._host.energy_j,
             )
             try:
-                with session.as_current(), _interrupts():
+                with session.as_current(), no_exits():
                     self._call(session, checkpoints, attempt_id)
                 observation = session.observation()
+                self._close(keeper, observation)
             except BaseException as error:
+                keeper.close(converged=False)
                 if _is_out_of_memory(error):
                     observation = session.failed(
                         Outcome.OUT_OF_MEMORY, f"{_at_once(decision)} does not fit {gpus.gpu.key}"
                     )
                     _let_go_of(error)
                 else:
-                    failed = session.failed(Outcome.FAILED, what_happened(error), _trace(error))
+                    failed = session.failed(
+                        Outcome.FAILED, what_happened(error), traceback_text(error, _in_training(error))
+                    )
                     checkpoints.profile = failed.profile or checkpoints.profile
                     saved = checkpoints.progress.epoch if checkpoints.progress is not None else 0
                     resumable = isinstance(error, Exception) and not isinstance(error, DeviceLost)
@@ -146,9 +153,28 @@ class LocalTrainer:
                     if not resumable:
                         self._forget(key)
                     _let_go_of(error)
-                    raise AttemptFailed(failed, resumable=resumable) from error
+                    raise AttemptFailed(failed, resumable=resumable) from presentable(error)
         self._forget(key)
         return observation
+
+    def _close(self, keeper: Keeper, observation: Observation) -> None:
+        """Let the model be sent where the attempt reached the target; say where there is none."""
+        if self._job_file.model is not None:
+            if not observation.converged:
+                log.info("no model is kept: the target was not reached; the champion stays what it is")
+            elif not keeper.holds:
+                log.warning(
+                    "the target was reached and no model was kept: %s",
+                    "call session.keep(model) in the train function"
+                    if self._job_file.train.command is None
+                    else f"nothing new is at model.path {self._job_file.model.path}",
+                )
+        keeper.close(converged=observation.converged)
+
+    def _ledger_key(self, job: Job) -> str:
+        from zeus_flows.ledger.mlflow.layout import ledger_key  # brings MLflow
+
+        return ledger_key(self._tracking_uri, job.name)
 
     def _call(self, session: Session, checkpoints: Checkpoints, attempt_id: str) -> None:
         """Train with whatever form the job has."""
@@ -215,13 +241,19 @@ def load_function(spec: str, *, beside: Path | None = None, key: str = "train.fu
         if place is not None and str(place) not in sys.path:
             sys.path.insert(0, str(place))
     try:
-        module: Any = importlib.import_module(module_name)
+        with no_exits():
+            module: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name.split(".")[0] and error.name != module_name:
             raise ConfigError(f"{key}: {module_name} needs a module that is missing: {error.name}") from None
         raise ConfigError(
             f"{key}: there is no module {module_name!r}; "
             "install it, or run from the folder that holds it (or set PYTHONPATH)"
+        ) from None
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{key}: {module_name} cannot be imported: {what_happened(error)} ({last.filename}:{last.lineno})"
         ) from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -231,6 +263,29 @@ def load_function(spec: str, *, beside: Path | None = None, key: str = "train.fu
         raise ConfigError(f"{key}: {module_name} has no function {function_name!r}{hint}")
     loaded: TrainFunction = function
     return loaded
+
+
+def check_call(function: TrainFunction, parameters: Mapping[str, object], *, key: str, first: str) -> None:
+    """See whether a function takes what the job file calls it with, before anything runs.
+
+    Raises:
+        ConfigError: it does not; the text says which parameter, by the job file's `key`, and what was probably meant.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some are written in C, and only a call can tell
+        return
+    name = getattr(function, "__name__", "the function")
+    takes = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for stray in () if takes_any else [parameter for parameter in parameters if parameter not in takes]:
+        close = difflib.get_close_matches(stray[:64], takes, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(takes[1:]) or 'none'}"
+        raise ConfigError(f"{key}: {name} takes no {shown(stray)}; {hint}")
+    try:
+        signature.bind(None, **parameters)
+    except TypeError as error:
+        raise ConfigError(f"{key}: {name}({first}, ...) cannot be called with these: {error}") from None
 
 
 def least_span_s(gpus: Gpus) -> float:
@@ -266,8 +321,13 @@ def find_training(job_file: JobFile) -> TrainFunction | Command | RankedFunction
     if job_file.train.function is None:
         return find_command(job_file)
     function = load_function(job_file.train.function)
+    check_call(function, job_file.train.parameters, key="train.parameters", first="session")
     if (job_file.gpus or 1) == 1 or not job_file.train.torchrun:
         return function
+    try:
+        json.dumps(job_file.train.parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"train.parameters: cannot be given to the ranks of several gpus: {error}") from None
     return RankedFunction(job_file.train, job_file.gpus or 1, function)
 
 
@@ -306,45 +366,19 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if torch is None:
         return False
     seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, torch.OutOfMemoryError):
-            return True
-        if isinstance(seen, RuntimeError) and any(text in str(seen) for text in _OUT_OF_MEMORY):
+    for _ in range(_LONGEST_CHAIN):
+        if seen is None or isinstance(seen, torch.OutOfMemoryError):
+            break
+        if isinstance(seen, RuntimeError) and any(text in text_of(seen) for text in _OUT_OF_MEMORY):
             return True
         seen = seen.__cause__
-    return False
+    return isinstance(seen, torch.OutOfMemoryError)
 
 
+#: Exceptions that one may have wrapped; a chain may be a circle.
+_LONGEST_CHAIN = 20
 #: What CUDA's libraries say where torch has no exception of its own for it.
 _OUT_OF_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-
-
-@contextmanager
-def _interrupts() -> Iterator[None]:
-    """Raise an interrupt as what it is, where a framework makes an exit of it, as Lightning does."""
-    try:
-        yield
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
-        raise
-
-
-def what_happened(error: BaseException) -> str:
-    """Return an exception as a line for people."""
-    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signal", None)
-    if isinstance(error, Exception) or not isinstance(number, int):
-        text = f"{type(error).__name__}: {error}"
-    else:
-        text = f"cancelled: the process was told to stop ({signal.Signals(number).name})"
-    return text if len(text) <= _MOST_DETAIL else text[: _MOST_DETAIL - 1] + "…"
-
-
-def _trace(error: BaseException) -> str:
-    """Return the traceback from the train function on, its end where it is long."""
-    lines = traceback.format_exception(type(error), error, _in_training(error) or error.__traceback__)
-    text = "".join(c for c in "".join(lines) if c.isprintable() or c == "\n").strip()
-    return text if len(text) <= _MOST_TRACEBACK else "…" + text[1 - _MOST_TRACEBACK :]
 
 
 def _in_training(error: BaseException) -> TracebackType | None:
@@ -358,7 +392,7 @@ def _in_training(error: BaseException) -> TracebackType | None:
 def train_traceback(error: BaseException) -> str | None:
     """Return an exception's traceback from the train function on; None where it was raised elsewhere."""
     began = _in_training(error)
-    return None if began is None else "".join(traceback.format_exception(type(error), error, began)).rstrip()
+    return None if began is None else masked("".join(traceback.format_exception(type(error), error, began))).rstrip()
 
 
 def _let_go_of(error: BaseException) -> None:

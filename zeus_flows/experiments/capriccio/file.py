@@ -151,7 +151,7 @@ class ExperimentFile(Section):
     job: dict[str, Any]
     contenders: dict[Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")], Contender] = Field(min_length=1)
     science: ScienceSection = ScienceSection()
-    tracking_uri: str | None = None
+    tracking_uri: str | None = Field(default=None, repr=False)
 
     @field_validator("name")
     @classmethod

@@ -30,6 +30,7 @@ from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
+from zeus_flows.masking import mask_logs
 from zeus_flows.settings import bound_mlflow
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class Store:
     """
 
     def __init__(self, tracking_uri: str, *, patience_s: float = 0.0) -> None:
-        bound_mlflow()
+        bound_mlflow(tracking_uri)
+        mask_logs()
         if not tracking_uri.startswith("http"):  # seconds of importing are not MLflow's and do not count against it
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
         self._tracking_uri = tracking_uri

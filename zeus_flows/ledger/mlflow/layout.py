@@ -23,7 +23,7 @@ from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import LedgerDamaged, StoreError, UnknownAttempt
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names, pages, snapshot
-from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.client import Store, location
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
@@ -390,6 +390,11 @@ class Layout:
             case RunKind.DRIFT_WINDOW:
                 return run_id in self.windows()
         return True
+
+
+def ledger_key(tracking_uri: str, job: str) -> str:
+    """Return what names a store and a job, without secrets: `Layout.key` without a connection."""
+    return json.dumps([location(tracking_uri), job])
 
 
 def read_window(run: Run) -> CurrentWindow:

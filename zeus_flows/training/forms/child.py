@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from zeus_flows.masking import masked
 from zeus_flows.training.forms.launcher import PASS, STEP
 
 #: The output's own log: the flow shows it in Prefect.
@@ -173,15 +174,16 @@ class Child:
     def _end_line(self) -> str:
         line = self._line.decode(errors="replace")
         self._line.clear()
-        self.last_lines.append(line)
-        encoded = f"{line}\n".encode()
+        shown = masked(line)
+        self.last_lines.append(shown)
+        encoded = f"{shown}\n".encode()
         if self._kept.tell() + len(encoded) <= MOST_KEPT:
             self._kept.write(encoded)
         else:
             self._left_out += len(encoded)
         self._shown += 1
         if self._shown <= MOST_SHOWN:
-            output_log.info("%s", line)
+            output_log.info("%s", shown)
         elif self._shown == MOST_SHOWN + 1:
             output_log.info("… more lines are in the artifact %s only", Path(self._kept.name).name)
         return line

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from zeus_flows.errors import CommandFailed, CommandOutOfMemory, ConfigError
 from zeus_flows.job_file import JobFile, TrainSection, filled
+from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
 from zeus_flows.training.forms.child import Child, Told
@@ -61,12 +62,14 @@ class Command:
         folder: Where it runs.
         program: What is started, resolved; the words after it are the job file's.
         gpus: GPUs that it trains on: torchrun starts a Python program once for each.
+        model: Where it leaves its model, by the job file; None: nowhere.
     """
 
     train: TrainSection
     folder: Path
     program: str
     gpus: int = 1
+    model: str | None = None
 
     def __call__(self, session: Session, *, run: AttemptRun | None = None, keep: Path | None = None) -> None:
         """Train one attempt.
@@ -82,8 +85,10 @@ class Command:
         """
         mark = uuid.uuid4().hex
         with tempfile.TemporaryDirectory(prefix="zeus-flows-") as scratch:
-            output = Path(scratch) / "output.txt"
+            output, began = Path(scratch) / "output.txt", Path(scratch) / "began"
+            began.touch()
             values = placeholders(session, keep or Path(scratch), self.gpus)
+            remember(*secrets_of(self.train.environment.items()))
             environment = environment_of_child(
                 {name: filled(text, values) for name, text in self.train.environment.items()}
                 | ({} if run is None else run.environment())
@@ -100,10 +105,20 @@ class Command:
             try:
                 with child:
                     self._follow(session, child, reader)
+                if self.model is not None and session.converged:
+                    self._keep(session, self.folder / filled(self.model, values), began.stat().st_mtime)
             finally:
                 if run is not None:
                     run.keep(output)
                     run.link()
+
+    def _keep(self, session: Session, path: Path, began_s: float) -> None:
+        """Keep the model that the command left, unless it is an older one's."""
+        files = [path, *path.rglob("*")] if path.exists() else []
+        if any(file.is_file() and file.stat().st_mtime >= began_s for file in files):
+            session.keep(path)
+        else:
+            log.warning("%s %s", path, "was not written in this attempt" if files else "is not there")
 
     def _argv(self, words: list[str]) -> list[str]:
         """Return what is started: the launcher, which starts the command."""
@@ -297,7 +312,8 @@ def find_command(job_file: JobFile) -> Command:
         program = shutil.which(wanted, path=environment_of_child(train.environment).get("PATH"))
     if program is None:
         raise ConfigError(f"train.command: there is no program {wanted!r}; name its path, or install it")
-    command = Command(train, folder, program, job_file.gpus if train.torchrun and job_file.gpus else 1)
+    gpus = job_file.gpus if train.torchrun and job_file.gpus else 1
+    command = Command(train, folder, program, gpus, job_file.model.path if job_file.model is not None else None)
     script = command.script
     if script is not None and not (folder / script).is_file():
         raise ConfigError(f"train.command: there is no file {script} in {folder}; say where it is with train.folder")

@@ -19,7 +19,7 @@ from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher, rank_session
 from zeus_flows.training.forms.child import Child, Told
 from zeus_flows.training.forms.command import raise_failure, torchrun
-from zeus_flows.training.forms.rank_session import FOLDER, TOLD, AttemptOfRanks, answer_file
+from zeus_flows.training.forms.rank_session import FOLDER, TOLD, AttemptOfRanks, answer_file, kept_folder
 from zeus_flows.training.session import Session
 
 #: How long ranks may take to end after their loop: they publish the model then.
@@ -73,6 +73,8 @@ class RankedFunction:
                 grace_s=_GRACE_S,
             ) as child:
                 self._follow(session, child, folder)
+            if (kept := kept_folder(folder)).exists():
+                session.keep(kept)
 
     def _follow(self, session: Session, child: Child, folder: Path) -> None:
         events = _told(child)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class AttemptRun:
     """
 
     run_id: str
-    tracking_uri: str
+    tracking_uri: str = field(repr=False)
 
     @cached_property
     def _client(self) -> MlflowClient:

@@ -1,0 +1,225 @@
+"""Passes over models on a real MLflow: sending, registering, judging, aliases, and who may move them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders import JOB
+from tests.training.model_rig import ModelRig
+from zeus_flows import killpoints
+from zeus_flows.core.records import Outcome
+from zeus_flows.errors import ConfigError
+
+
+@pytest.fixture
+def rig(sqlite_uri: str, tmp_path: Path) -> ModelRig:
+    return ModelRig(sqlite_uri, tmp_path)
+
+
+def test_the_first_model_that_reaches_the_target_is_champion(rig: ModelRig) -> None:
+    rig.recur(0.80)
+    promoted = rig.make_pass()
+    assert rig.aliases() == {"champion": 1}
+    assert promoted.champion is not None
+    assert promoted.champion.recurrence == 1
+    tags = rig.versions()[1]
+    assert (tags["zf.job"], tags["zf.verdict"], tags["zf.energy_to_accuracy_j"]) == ("nightly", "accepted", "5001")
+
+
+def test_what_did_not_reach_the_target_is_not_kept(rig: ModelRig) -> None:
+    one_arm = replace(JOB, max_attempts=1)
+    replace(rig, job=one_arm).recur(0.80, Outcome.EXHAUSTED)
+    assert rig.make_pass().champion is None
+    assert rig.client.search_registered_models() == []
+    assert rig.client.search_logged_models(["1"]) == []
+
+
+def test_a_worse_model_stays_challenger_and_the_refusal_says_why(rig: ModelRig) -> None:
+    for accuracy in (0.80, 0.78):
+        rig.recur(accuracy)
+        promoted = rig.make_pass()
+    assert rig.aliases() == {"champion": 1, "challenger": 2}
+    assert "accuracy 0.78 is worse than 0.8 of version 1" in rig.versions()[2]["zf.reason"]
+    assert any("version 2 is refused" in line for line in promoted.lines)
+
+
+def test_a_guard_refuses_too(rig: ModelRig) -> None:
+    rig.recur(0.80, recall=0.9)
+    rig.make_pass()
+    rig.recur(0.85, recall=0.7)
+    rig.make_pass()
+    assert rig.aliases() == {"champion": 1, "challenger": 2}
+    assert "recall 0.7 is worse" in rig.versions()[2]["zf.reason"]
+
+
+def test_all_are_evaluated_on_the_slice_of_the_new_one(rig: ModelRig) -> None:
+    for accuracy in (0.80, 0.81, 0.82):
+        rig.recur(accuracy)
+        rig.make_pass()
+    assert [(q.recurrence, q.trained_in) for q in rig.asked] == [(1, 1), (2, 2), (2, 1), (3, 3), (3, 2), (3, 1)]
+    assert all(q.model_uri.startswith("models:/m-") for q in rig.asked)
+
+
+def test_small_losses_do_not_add_up(rig: ModelRig) -> None:
+    rig.among = 1
+    for accuracy in (0.80, 0.794, 0.788, 0.795):
+        rig.recur(accuracy)
+        rig.make_pass()
+    words = [tags["zf.verdict"] for _, tags in sorted(rig.versions().items())]
+    assert words == ["accepted", "accepted", "refused", "accepted"]
+    assert "0.8 of version 1" in rig.versions()[3]["zf.reason"]  # which is no longer among the last one
+
+
+def test_without_an_evaluation_the_newest_is_champion_and_that_is_said(rig: ModelRig) -> None:
+    for accuracy in (0.80, 0.70):
+        rig.recur(accuracy)
+        rig.make_pass(evaluates=False)
+    assert rig.aliases() == {"champion": 2}
+    assert "nothing compares models" in rig.versions()[2]["zf.reason"]
+
+
+@pytest.mark.parametrize("returned", [math.nan, "good", {"recall": 0.9}, None])
+def test_bad_data_refuse_a_model_and_break_nothing(rig: ModelRig, returned: object) -> None:
+    rig.recur(0.80)
+    rig.make_pass()
+    rig.recur(0.85)
+    rig.evaluate = lambda _: returned
+    rig.make_pass()
+    assert rig.aliases() == {"champion": 1, "challenger": 2}
+    assert "could not be evaluated" in rig.versions()[2]["zf.reason"]
+    rig.evaluate = None
+    rig.recur(0.86)
+    rig.make_pass()
+    assert rig.aliases() == {"champion": 3}
+
+
+def test_passes_may_be_made_again_and_change_nothing(rig: ModelRig) -> None:
+    rig.recur(0.80)
+    first = rig.make_pass()
+    asked = len(rig.asked)
+    assert replace(rig.make_pass(), lines=()) == replace(first, lines=())
+    assert len(rig.versions()) == 1
+    assert len(rig.asked) == asked
+
+
+def test_several_models_that_wait_are_judged_in_the_order_of_recurrences(rig: ModelRig) -> None:
+    for accuracy in (0.80, 0.82, 0.815):
+        rig.recur(accuracy)
+    rig.make_pass()
+    assert {tags["zf.recurrence"]: tags["zf.verdict"] for tags in rig.versions().values()} == {
+        "1": "accepted",
+        "2": "accepted",
+        "3": "accepted",
+    }
+    (champion,) = {tags["zf.recurrence"] for n, tags in rig.versions().items() if n == rig.aliases()["champion"]}
+    assert champion == "3"
+
+
+def test_an_older_recurrence_that_comes_late_does_not_displace_a_newer_one(rig: ModelRig, tmp_path: Path) -> None:
+    elsewhere = replace(rig, folder=tmp_path / "elsewhere")
+    elsewhere.folder.mkdir()
+    elsewhere.recur(0.80)  # its machine is slow to send it
+    rig.recur(0.79)
+    rig.make_pass()
+    elsewhere.make_pass()
+    champion = rig.versions()[rig.aliases()["champion"]]
+    assert champion["zf.recurrence"] == "2"
+    late = next(tags for tags in rig.versions().values() if tags["zf.recurrence"] == "1")
+    assert "came too late" in late["zf.reason"]
+
+
+def test_a_champion_that_was_moved_by_hand_stays_until_a_newer_model_is_accepted(rig: ModelRig) -> None:
+    for accuracy in (0.80, 0.82):
+        rig.recur(accuracy)
+        rig.make_pass()
+    rig.client.set_registered_model_alias(rig.name, "champion", "1")
+    promoted = rig.make_pass()
+    assert promoted.by_hand
+    assert rig.aliases()["champion"] == 1
+    rig.recur(0.83)
+    assert not rig.make_pass().by_hand
+    assert rig.aliases()["champion"] == 3
+
+
+def test_a_champion_that_was_moved_by_hand_is_a_rival(rig: ModelRig) -> None:
+    for accuracy, recall in ((0.80, 0.9), (0.85, 0.5)):  # refused for its recall
+        rig.recur(accuracy, recall=recall)
+        rig.make_pass()
+    rig.client.set_registered_model_alias(rig.name, "champion", "2")
+    rig.recur(0.80)
+    rig.make_pass()
+    assert rig.aliases()["champion"] == 2
+    assert "0.85 of version 2" in rig.versions()[3]["zf.reason"]
+
+
+def test_a_version_that_was_deleted_is_no_rival(rig: ModelRig) -> None:
+    rig.recur(0.90)
+    rig.make_pass()
+    rig.client.delete_registered_model_alias(rig.name, "champion")
+    rig.client.delete_model_version(rig.name, "1")
+    rig.recur(0.80)
+    rig.make_pass()
+    assert rig.aliases() == {"champion": 2}
+
+
+def test_two_jobs_with_one_model_name_are_refused(rig: ModelRig) -> None:
+    rig.recur(0.80)
+    rig.make_pass()
+    other = replace(rig, job=replace(JOB, name="weekly"))
+    with other.promoter() as promoter, pytest.raises(ConfigError, match="is the job nightly's"):
+        promoter.check_owner()
+
+
+def test_a_registered_model_that_no_job_made_is_refused_until_it_is_given_to_one(rig: ModelRig) -> None:
+    rig.client.create_registered_model(rig.name)
+    with rig.promoter() as promoter:
+        with pytest.raises(ConfigError, match=r"was not made by a job.*zf\.job=nightly"):
+            promoter.check_owner()
+        rig.client.set_registered_model_tag(rig.name, "zf.job", "nightly")
+        promoter.check_owner()
+
+
+def test_a_writer_that_is_held_up_is_put_right_and_not_taken_for_a_hand(rig: ModelRig) -> None:
+    rig.recur(0.80)
+    rig.make_pass()
+    rig.recur(0.81)
+    held_up, go_on = threading.Event(), threading.Event()
+
+    def hook(point: str) -> None:
+        if point == "after-move" and threading.current_thread().name == "slow":
+            held_up.set()
+            go_on.wait(60)
+
+    killpoints.listen(hook)
+    try:
+        slow = threading.Thread(target=rig.make_pass, name="slow")
+        slow.start()
+        assert held_up.wait(60)
+        rig.recur(0.82)
+        rig.make_pass()
+        assert rig.aliases()["champion"] == 3
+        go_on.set()
+        slow.join(60)
+    finally:
+        killpoints.listen(lambda _: None)
+    assert rig.aliases()["champion"] == 3
+    assert not rig.make_pass().by_hand
+
+
+def test_two_passes_at_once_make_one_version_of_each_model(rig: ModelRig) -> None:
+    for accuracy in (0.80, 0.81):
+        rig.recur(accuracy)
+    passes = [threading.Thread(target=rig.make_pass) for _ in range(3)]
+    for thread in passes:
+        thread.start()
+    for thread in passes:
+        thread.join(120)
+    rig.make_pass()
+    assert sorted(tags["zf.recurrence"] for tags in rig.versions().values()) == ["1", "2"]
+    champion = rig.versions()[rig.aliases()["champion"]]
+    assert champion["zf.recurrence"] == "2"
