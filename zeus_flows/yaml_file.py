@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -225,7 +225,9 @@ def _no_key_twice(node: yaml.Node, source: str) -> None:
 def _fields_beside(model: type[BaseModel], loc: list[str]) -> list[str]:
     for part in loc[:-1]:
         field = model.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]  # a section may be optional
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not sections:
             return []
-        model = field.annotation
+        model = sections[0]
     return list(model.model_fields)

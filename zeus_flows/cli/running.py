@@ -24,6 +24,7 @@ from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import series_url, ui_command
 from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
 from zeus_flows.training.gate import load_gate
+from zeus_flows.training.promotion import load_evaluation
 from zeus_flows.training.trainer import LocalTrainer, train_traceback
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def run(request: Request) -> int:
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
     load_gate(job_file)
+    load_evaluation(job_file)
     source, done = trainer.energy_source, list[Recurrence]()
     job = job_file.core(source)
     view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
@@ -199,8 +201,9 @@ def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> st
 
 
 def _exists(uri: str) -> bool:
-    """Whether there can be a history: asking MLflow would make a missing sqlite file."""
-    return not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists()
+    from zeus_flows.ledger.mlflow.client import may_exist
+
+    return may_exist(uri)
 
 
 def _document(job_file: JobFile, uri: str, energy_source: EnergySource) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
     uri = settings.tracking(public_uri(tracking_uri, "the parameter tracking_uri"), job_file.tracking_uri)
     mask_logs()
     trainer = LocalTrainer(job_file, settings, tracking_uri=uri)
-    gate = load_gate(job_file, measure=trainer.measure)
+    gate = load_gate(job_file, measure=trainer.measure, tracking_uri=uri)
     job = lowered(in_fleet(job_file.core(trainer.energy_source)), mode, "the parameter mode")
     due = None if job.ready_by is None else job.ready_by.due(runtime.flow_run.scheduled_start_time)
     flow_run_id = str(runtime.flow_run.id)
@@ -92,6 +92,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
         names.PREFECT_FLOW_RUN_NAME: str(runtime.flow_run.name),
         names.PREFECT_URL: page_of(runtime.flow_run.ui_url),
         names.CODE_REVISION: trainer.code_revision,
+        names.UNTUNABLE: trainer.untunable,
     }
     with closing(
         open_durable(

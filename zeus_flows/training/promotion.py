@@ -7,8 +7,8 @@ It runs after every recurrence that reached the target, before every recurrence,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -38,9 +38,9 @@ from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
-from zeus_flows.training.failures import what_happened
-from zeus_flows.training.keeping import Staging
-from zeus_flows.training.trainer import Measure, load_function, timed
+from zeus_flows.training.failures import no_exits, what_happened
+from zeus_flows.training.keeping import Staging, tracking_at
+from zeus_flows.training.trainer import Measure, check_call, load_function, timed
 
 log = logging.getLogger(__name__)
 
@@ -300,7 +300,7 @@ class Evaluation:
     def _evaluated(self, version: Version, slice_of: int, took: list[float]) -> Evaluated:
         question = Question(slice_of, *version.order, version.batch_size, version.uri)
         try:
-            with tracking_at(self._tracking_uri):
+            with tracking_at(self._tracking_uri), no_exits():
                 returned, time_s, energy_j = self._measure(lambda: self._evaluate(question))
             _, scores = read_scores(returned, self._bars[0].metric)
         except Exception as error:
@@ -309,22 +309,6 @@ class Evaluation:
         took[0], took[1] = took[0] + time_s, took[1] + energy_j
         wanted = {bar.metric for bar in self._bars}
         return Evaluated(version, {name: value for name, value in scores.items() if name in wanted})
-
-
-@contextmanager
-def tracking_at(tracking_uri: str | None) -> Iterator[None]:
-    """Let MLflow's own functions look where the job's runs are, until the block ends."""
-    if tracking_uri is None:
-        yield
-        return
-    import mlflow
-
-    before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None  # type: ignore[no-untyped-call]
-    mlflow.set_tracking_uri(tracking_uri)
-    try:
-        yield
-    finally:
-        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as it was
 
 
 def load_evaluation(
@@ -339,15 +323,17 @@ def load_evaluation(
         return None
     promote, gate, target = job_file.model.promote, job_file.gate, job_file.target
     if promote.function is not None:
-        function, parameters = load_function(promote.function, key="model.promote.function"), promote.parameters
+        function, parameters, key = promote.function, promote.parameters, "model.promote"
     elif gate is not None:
-        function, parameters = load_function(gate.function, key="gate.function"), gate.parameters
+        function, parameters, key = gate.function, gate.parameters, "gate"
     else:
         return None
+    evaluate = load_function(function, key=f"{key}.function")
+    check_call(evaluate, parameters, key=f"{key}.parameters", first="question")
     bars = [Bar(target.metric, target.better == "lower", promote.margin)]
     bars += [Bar(name, guard.better == "lower", guard.margin) for name, guard in promote.guards.items()]
     return Evaluation(
-        lambda question: function(question, **parameters),
+        lambda question: evaluate(question, **parameters),
         bars,
         promote.champions,
         measure=measure,
