@@ -40,12 +40,17 @@ class Settings:
     def tracking(self, *stated: str | None) -> str:
         """Return the tracking URI: the first stated one (flag, then job file), the environment's, the default.
 
+        One without credentials takes those of another that is the same but for them: what a deployment pins is public.
         What is secret in it is masked from then on.
 
         >>> read_settings({}).tracking(None, "sqlite:///mine.db")
         'sqlite:///mine.db'
+        >>> here = read_settings({"MLFLOW_TRACKING_URI": "postgresql://me:secret@db/mlflow"})
+        >>> here.tracking("postgresql://db/mlflow"), here.tracking("postgresql://elsewhere/mlflow")
+        ('postgresql://me:secret@db/mlflow', 'postgresql://elsewhere/mlflow')
         """
-        uri = next((uri for uri in (*stated, self.tracking_uri) if uri), DEFAULT_TRACKING_URI)
+        known = [uri for uri in (*stated, self.tracking_uri) if uri] or [DEFAULT_TRACKING_URI]
+        uri = next((uri for uri in known if uri != known[0] == without_secrets(uri)), known[0])
         remember(*secrets_of_uri(uri))
         return uri
 
