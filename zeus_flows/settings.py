@@ -55,9 +55,16 @@ class Settings:
         return uri
 
 
-def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that `environ` (the process's by default) states. Its secrets are masked from then on."""
-    env = os.environ if environ is None else environ
+def read_settings(environ: Mapping[str, str] | None = None, *, shared: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings that `environ` (the process's by default) states. Its secrets are masked from then on.
+
+    `shared` is what counts where that says nothing.
+
+    >>> read_settings({"ZEUSD_TOKEN": "mine"}, shared={"ZEUSD_TOKEN": "theirs"}).zeusd_token
+    'mine'
+    """
+    env: Mapping[str, str] = os.environ if environ is None else environ
+    env = {**(shared or {}), **{name: value for name, value in env.items() if value or name not in (shared or {})}}
     remember(*(secret for secret in secrets_of(env.items()) if not os.path.exists(secret)))  # noqa: PTH110
     home = Path(env.get("HOME") or "~").expanduser()
     state_home = Path("/var/lib") if os.geteuid() == 0 else home / ".local" / "state"
