@@ -116,8 +116,6 @@ class Command:
         files = [path, *path.rglob("*")] if path.exists() else []
         if any(file.is_file() and file.stat().st_mtime >= began_s for file in files):
             session.keep(path)
-        else:
-            log.warning("%s %s", path, "was not written in this attempt" if files else "is not there")
 
     def _argv(self, words: list[str]) -> list[str]:
         """Return what is started: the launcher, which starts the command."""
