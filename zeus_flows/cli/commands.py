@@ -11,6 +11,7 @@ import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.deploying import deploy_command
+from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
 from zeus_flows.cli.replay import replay
@@ -228,6 +229,7 @@ def _server_checks() -> Sequence[CheckFunction]:
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
+main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
 main.add_command(drift_command)

@@ -201,8 +201,9 @@ def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> st
 
 
 def _exists(uri: str) -> bool:
-    """Whether there can be a history: asking MLflow would make a missing sqlite file."""
-    return not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists()
+    from zeus_flows.ledger.mlflow.client import may_exist
+
+    return may_exist(uri)
 
 
 def _document(job_file: JobFile, uri: str, energy_source: EnergySource) -> dict[str, Any]:

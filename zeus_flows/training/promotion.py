@@ -49,11 +49,15 @@ class Promoted:
         champion: The version that the alias names; None where it names none of this job's.
         by_hand: Whether somebody put it there by hand.
         lines: What happened, as sentences.
+        moved: Whether this pass made it champion.
+        refused: Those of the sentences that say which models were refused.
     """
 
     champion: Version | None = None
     by_hand: bool = False
     lines: tuple[str, ...] = ()
+    moved: bool = False
+    refused: tuple[str, ...] = ()
 
 
 class Promoter:
@@ -171,13 +175,15 @@ class Promoter:
         if not entries:
             return Promoted(lines=tuple(lines))
         alias = self._registry.aliases().get(CHAMPION)
+        refused = list[str]()
         while (waiting := _next(fold(_candidates(entries)))) is not None:
-            self._judge(waiting, entries, alias, lines)
+            if not self._judge(waiting, entries, alias, lines):
+                refused.append(lines[-1])
             entries = self._entries()
-        return self._move(entries, lines)
+        return replace(self._move(entries, lines), refused=tuple(refused))
 
-    def _judge(self, candidate: Candidate, entries: Sequence[LoggedEntry], alias: int | None, lines: list[str]) -> None:
-        """Give a candidate its verdict, and say so."""
+    def _judge(self, candidate: Candidate, entries: Sequence[LoggedEntry], alias: int | None, lines: list[str]) -> bool:
+        """Give a candidate its verdict, and say so; return whether it is accepted."""
         standing = fold(_candidates(entries))
         by_number = {e.candidate.version.number: e for e in entries if e.candidate is not None}
         verdict = self._verdict(candidate, standing, _named(alias, entries))
@@ -187,6 +193,7 @@ class Promoter:
         lines.append(f"version {candidate.version.number} is {word}: {given.reason}")
         log.info("model %s: %s", self._registry.name, lines[-1])
         self._registry.show(candidate.version.number, {names.VERDICT: word, names.REASON: given.reason})
+        return given.accepted
 
     def _verdict(self, candidate: Candidate, standing: Promotions, alias: Version | None) -> ModelVerdict:
         version, champion = candidate.version, standing.champion
@@ -206,11 +213,11 @@ class Promoter:
     def _move(self, entries: Sequence[LoggedEntry], lines: list[str]) -> Promoted:
         standing = fold(_candidates(entries))
         aliases, moves, newest = self._registry.aliases(), moves_of(entries), entries[-1]
-        alias, by_hand = aliases.get(CHAMPION), False
+        alias, by_hand, moved = aliases.get(CHAMPION), False, False
         champion = standing.champion.version if standing.champion is not None else None
         if champion is not None and moves_to(champion, alias, moves):
             self._registry.move(newest, champion, self._ledger.experiment_id)
-            alias = champion.number
+            alias, moved = champion.number, True
             lines.append(f"version {alias} of {self._registry.name} is champion")
         elif alias is not None and (champion is None or alias != champion.number):
             by_hand = is_by_hand(alias, moves)
@@ -222,7 +229,7 @@ class Promoter:
             self._registry.drop_alias(CHALLENGER)
         if by_hand:
             lines.append(f"version {alias} was made champion by hand, and stays so until a newer model is accepted")
-        return Promoted(_named(alias, entries), by_hand, tuple(lines))
+        return Promoted(_named(alias, entries), by_hand, tuple(lines), moved=moved)
 
     def _entries(self) -> tuple[LoggedEntry, ...]:
         among = 1 if self._evaluation is None else self._evaluation.among

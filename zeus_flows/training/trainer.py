@@ -30,7 +30,7 @@ from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
 from zeus_flows.gpu.meter import update_period_s
-from zeus_flows.gpu.open_gpus import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus, untunable
 from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job_file import JobFile
 from zeus_flows.masking import masked
@@ -80,6 +80,7 @@ class LocalTrainer:
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
+            self.untunable = untunable(gpus)
             self.power_limits_w: tuple[float, ...] = gpus.power.limits_w if gpus.power.can_set else ()
             self._least_span_s = least_span_s(gpus)
 
@@ -167,7 +168,8 @@ class LocalTrainer:
                     "the target was reached and no model was kept: %s",
                     "call session.keep(model) in the train function"
                     if self._job_file.train.command is None
-                    else f"nothing new is at model.path {self._job_file.model.path}",
+                    else f"the command wrote nothing to model.path {self._job_file.model.path}; it is stopped at the "
+                    "target, so let it save before it prints the metric",
                 )
         keeper.close(converged=observation.converged)
 
