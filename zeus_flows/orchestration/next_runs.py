@@ -19,7 +19,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
 
-from zeus_flows.orchestration.deployable import TAG
+from zeus_flows.orchestration.slots import TAG
 
 log = logging.getLogger(__name__)
 

@@ -168,7 +168,8 @@ class LocalTrainer:
                     "the target was reached and no model was kept: %s",
                     "call session.keep(model) in the train function"
                     if self._job_file.train.command is None
-                    else f"nothing new is at model.path {self._job_file.model.path}",
+                    else f"the command wrote nothing to model.path {self._job_file.model.path}; it is stopped at the "
+                    "target, so let it save before it prints the metric",
                 )
         keeper.close(converged=observation.converged)
 
