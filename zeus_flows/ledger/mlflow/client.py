@@ -32,7 +32,7 @@ from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.ledger.mlflow.tables import read_params
 from zeus_flows.masking import mask_logs
-from zeus_flows.settings import bound_mlflow
+from zeus_flows.settings import bound_mlflow, workspace
 
 T = TypeVar("T")
 
@@ -354,6 +354,8 @@ def may_exist(tracking_uri: str) -> bool:
 def location(tracking_uri: str) -> str:
     """Return where a tracking URI points: the same from every folder, without user, password or options.
 
+    A server's workspace is part of it: what waits for one must never be delivered to another.
+
     >>> location("postgresql://me:secret@db:5432/mlflow?password=secret")
     'postgresql://db:5432/mlflow'
     >>> location("postgresql://me@/mlflow?host=/run/postgresql&sslmode=disable")
@@ -366,7 +368,9 @@ def location(tracking_uri: str) -> str:
     socket = [f"{name}={value}" for name, value in parse_qsl(parts.query) if name in ("host", "port")]
     if not parts.netloc:
         return parts.path
-    return "".join((parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket)))
+    inside = f"#{workspace(tracking_uri)}" if workspace(tracking_uri) else ""
+    where = (parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket), inside)
+    return "".join(where)
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T:
