@@ -23,8 +23,8 @@ from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import series_url, ui_command
 from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
+from zeus_flows.training.evaluation import load_evaluation
 from zeus_flows.training.gate import load_gate
-from zeus_flows.training.promotion import load_evaluation
 from zeus_flows.training.trainer import LocalTrainer, train_traceback
 
 if TYPE_CHECKING:
