@@ -21,7 +21,15 @@ from zeus_flows.errors import ZeusFlowsError
 API = (Path(__file__).parents[1] / "docs/reference/api.md").read_text(encoding="utf-8")
 PUBLIC = [name for name in zeus_flows.__all__ if name != "__version__"]
 ERRORS = [name for name in PUBLIC if hasattr(getattr(zeus_flows, name), "exit_code")]
-CLASSES = ["Outcome", "Question", "Session", "ZeusDataLoader", "ZeusLightningCallback", "ZeusTrainerCallback"]
+CLASSES = [
+    "KeptModel",
+    "Outcome",
+    "Question",
+    "Session",
+    "ZeusDataLoader",
+    "ZeusLightningCallback",
+    "ZeusTrainerCallback",
+]
 #: Members of the public classes that zeus_flows calls itself, or a framework that it is a callback of (`on_...`).
 NOT_FOR_USERS = {
     *("as_current", "begin_epoch", "begin_steps", "begin_training", "close", "end_epoch", "ended_by_itself"),
@@ -82,7 +90,8 @@ def test_the_page_shows_every_method_as_it_is(name: str) -> None:
 
 
 def test_the_page_shows_every_function_as_it_is() -> None:
-    assert signature(stub("current_session")) == signature(source_of(zeus_flows.current_session))
+    for name in ("current_session", "open_model"):
+        assert signature(stub(name)) == signature(source_of(getattr(zeus_flows, name)))
 
 
 def test_the_page_shows_every_field_of_a_question_and_every_outcome() -> None:
@@ -112,7 +121,7 @@ def test_the_page_says_the_exit_code_of_an_error_and_what_it_is_a_kind_of(name: 
 
 def test_the_package_says_that_it_is_typed_and_so_are_the_public_names() -> None:
     assert files("zeus_flows").joinpath("py.typed").is_file()
-    for name in [*CLASSES, "current_session"]:
+    for name in [*CLASSES, "current_session", "open_model"]:
         for node in ast.walk(source_of(getattr(zeus_flows, name))):
             if isinstance(node, ast.FunctionDef):
                 taken = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zeus_flows.training.dataloader import ZeusDataLoader
     from zeus_flows.training.forms.huggingface import ZeusTrainerCallback
     from zeus_flows.training.forms.lightning import ZeusLightningCallback
+    from zeus_flows.training.keeping import KeptModel, open_model
     from zeus_flows.training.session import Session, current_session
 
     __version__: str
@@ -38,6 +39,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "DeviceLost",
+    "KeptModel",
     "MeasurementError",
     "NoDevice",
     "Outcome",
@@ -56,9 +58,11 @@ __all__ = [
     "ZeusTrainerCallback",
     "__version__",
     "current_session",
+    "open_model",
 ]
 
 _HOMES = {
+    "KeptModel": "training.keeping",
     "Outcome": "core.records",
     "Question": "core.gate",
     "Session": "training.session",
@@ -66,6 +70,7 @@ _HOMES = {
     "ZeusLightningCallback": "training.forms.lightning",
     "ZeusTrainerCallback": "training.forms.huggingface",
     "current_session": "training.session",
+    "open_model": "training.keeping",
 }
 
 

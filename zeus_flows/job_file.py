@@ -264,6 +264,48 @@ class GateSection(Section):
     max_age: int | None = Field(default=None, ge=1, le=10**9)
 
 
+class Guard(Section):
+    """A metric in which a new model may not be worse than the best by more than the margin."""
+
+    better: Literal["higher", "lower"]
+    margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class PromoteSection(Section):
+    """When a new model becomes champion: it is held against the last few, on the new slice.
+
+    They are evaluated by the gate's function, or by one of its own; without either the newest model is champion.
+    """
+
+    margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    guards: dict[str, Guard] = Field(default_factory=dict)
+    champions: int = Field(default=3, ge=1, le=20)
+    function: str | None = Field(default=None, pattern=FUNCTION_PATTERN)
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class RegisteredSection(Section):
+    """The registered model that an attempt's kept model becomes a version of; `path` is what a command leaves."""
+
+    name: str
+    path: str | None = None
+    promote: PromoteSection = PromoteSection()
+
+    @field_validator("name")
+    @classmethod
+    def _is_plain(cls, value: str) -> str:
+        if not re.fullmatch(NAME_PATTERN, value):
+            raise ValueError("must be 1 to 64 letters, digits, '_', '.' or '-', and start with a letter or digit")
+        return value
+
+    @field_validator("path")
+    @classmethod
+    def _placeholders_are_known(cls, value: str | None) -> str | None:
+        if value is not None:
+            filled(value, dict.fromkeys(PLACEHOLDERS, ""))
+        return value
+
+
 class Simulation(Section):
     """The simulated GPU's load, for a job that was never measured; `zeus_flows.gpu.simulated.Workload` has the laws.
 
@@ -322,6 +364,7 @@ class JobFile(Section):
     learning_rate: LearningRate = LearningRate()
     train: TrainSection
     gate: GateSection | None = None
+    model: RegisteredSection | None = None
     tracking_uri: str | None = Field(default=None, repr=False)
     simulation: Simulation = Simulation()
 
@@ -390,6 +433,24 @@ class JobFile(Section):
                 "train.command has no {batch_size}, so that every batch size would train alike; "
                 "put it where the script takes its batch size, or set mode: power"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_model_can_be_had(self) -> JobFile:
+        if self.model is None:
+            return self
+        if self.model.path is None and self.train.command is not None:
+            raise ValueError("model: a command needs a path, such as {name: ranker, path: out/model}")
+        if self.model.path is not None and self.train.command is None:
+            raise ValueError("model: path is for a command; a function calls session.keep(model)")
+        promote = self.model.promote
+        if (promote.guards or promote.margin) and self.gate is None and promote.function is None:
+            raise ValueError(
+                "model: promote needs a function that evaluates models, such as "
+                "{function: my_package.my_module:evaluate}, or a gate"
+            )
+        if self.target.metric in promote.guards:
+            raise ValueError(f"model: promote.margin is for {self.target.metric}; guards are for other metrics")
         return self
 
     @model_validator(mode="after")
@@ -495,6 +556,8 @@ _FILE = Kind(
         "train": "{function: my_package.my_module:train}",
         "train.function": "my_package.my_module:function",
         "gate.function": "my_package.my_module:function",
+        "model": "{name: my-model}",
+        "model.name": "my-model",
     },
 )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -116,6 +119,81 @@ def test_a_limit_that_does_not_come_back_is_named(emulate: Emulate, tmp_path: Pa
     assert "nvidia-smi -i 0 -pl 250" in found.failed[0].todo
 
 
+def test_a_limit_that_is_not_taken_is_named(emulate: Emulate, tmp_path: Path) -> None:
+    def lowered(emulator: Emulator) -> GpuLoad:
+        set_limit_elsewhere(emulator, 200.0)  # and it cannot be raised again
+        emulator.load(LOAD)
+        return GpuLoad("emulated", lambda: emulator.advance(emulator.epoch_seconds()))
+
+    found = measured(emulate, tmp_path, load=lowered, NVMLEMU_LIMIT="stuck")
+    assert "250 W was set and 200 W is read" in finding(found, "what limits do").found
+    assert verdicts(found)["what limits do"] is Verdict.FAIL
+    assert "| 250 W | 200 W |  |" in page(found).markdown()
+
+
+class FakeCuda:
+    """What torch says of two CUDA devices, and in which order work is queued and waited for."""
+
+    float16 = "half"
+
+    def __init__(self) -> None:
+        self.cuda = self
+        self.told: list[str] = []
+        self._events = 0
+        self._at = 0
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 2
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"5eed000{index}")
+
+    def device(self, index: int) -> AbstractContextManager[None]:
+        self._at = index
+        return nullcontext()
+
+    def randn(self, *_: object, **__: object) -> str:
+        return f"matrix on {self._at}"
+
+    def matmul(self, a: str, _b: str, *, out: str) -> None:
+        assert a == out == "matrix on 1"
+
+    def Event(self) -> SimpleNamespace:
+        self._events += 1
+        name = str(self._events)
+        return SimpleNamespace(
+            record=lambda: self.told.append(f"queued {name}"), synchronize=lambda: self.told.append(f"waited {name}")
+        )
+
+
+def test_torchs_load_runs_on_the_gpu_that_is_measured_and_never_lets_it_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeCuda()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    load = open_load(None, "GPU-5eed0001")
+    assert not load.idle
+    assert "CUDA 1" in load.name
+    torch.told.clear()
+    load.step()
+    load.step()
+    assert torch.told == ["queued 4", "waited 3", "queued 5", "waited 4"]
+
+
+def test_a_cuda_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = FakeCuda()
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    def full(*_: object, **__: object) -> str:
+        raise RuntimeError("CUDA out of memory\nand much more")
+
+    monkeypatch.setattr(torch, "randn", full)
+    load = open_load(None, "GPU-5eed0001")
+    assert load.idle
+    assert load.name == "none: torch cannot use the GPU: CUDA out of memory"
+
+
 @pytest.mark.slow
 def test_limits_come_back_after_children_end(
     emulate: Emulate, emulator_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +269,8 @@ def test_readings_that_scatter_say_nothing() -> None:
     wild = [SensorReading(0.1 * i, 0.1 * i * 200.0, 200.0 + 150.0 * math.sin(i)) for i in range(60)]
     assert judge_counter(wild, loaded=True).verdict is Verdict.CANNOT_TELL
     assert judge_counter(wild[:5], loaded=True).verdict is Verdict.CANNOT_TELL
+    silent = [SensorReading(0.1 * i, 20.0 * i, 0.0) for i in range(60)]
+    assert "0 W" in judge_counter(silent, loaded=True).found
 
 
 def test_a_span_must_be_long_where_power_wanders() -> None:

@@ -26,6 +26,7 @@ from zeus_flows.experiments.flights import training as flights
 from zeus_flows.experiments.flights.data import Year
 from zeus_flows.experiments.flights.training import METRIC, Batches, evaluate, load_slice, slice_start, train
 from zeus_flows.job_file import Target
+from zeus_flows.training.keeping import stage
 
 ROOT = Path(__file__).parents[2]
 B0, BASE_LEARNING_RATE, TARGET, MAX_EPOCHS = 2048, 0.004, 0.99, 30
@@ -67,9 +68,18 @@ class FakeSession:
     def report_metric(self, value: float) -> None:
         self.metrics.append(value)
 
+    def keep(self, model: object, /, **about: object) -> None:
+        self.kept = (model, about)
+
     @property
     def converged(self) -> bool:
         return bool(self.metrics) and self.metrics[-1] <= TARGET
+
+
+def model_of(session: FakeSession, folder: Path) -> str:
+    """Return where the model is that a session was given to keep."""
+    stage(*session.kept, folder / "model")
+    return str(folder / "model")
 
 
 def trained(batch_size: int, **keywords: Any) -> FakeSession:
@@ -250,22 +260,16 @@ def test_every_season_can_be_learnt(batch_size: int) -> None:
         assert session.converged, f"recurrence {recurrence} stayed at {min(session.metrics):.3f}"
 
 
-def test_a_model_that_reached_the_target_is_left_for_the_gate(tmp_path: Path) -> None:
-    path = tmp_path / "models" / "newest.pt"
-    train(FakeSession(512, recurrence=3, max_epochs=1), model_file=str(path))
-    assert not path.exists()  # one epoch is too few
-    session = FakeSession(512, recurrence=3)
-    train(session, model_file=str(path))
-    assert [p.name for p in path.parent.iterdir()] == ["newest.pt"]
-    own = evaluate(Question(3, 3, 1, 512), model_file=str(path))
-    assert own == pytest.approx(session.metrics[-1], rel=1e-6)  # on its own slice nothing of validation was trained on
+def test_on_its_own_slice_a_kept_model_scores_what_it_reported(tmp_path: Path) -> None:
+    session = trained(512, recurrence=3)
+    own = evaluate(Question(3, 3, 1, 512, model_of(session, tmp_path)))
+    assert own == pytest.approx(session.metrics[-1], rel=1e-6)  # nothing of its validation was trained on
 
 
 def test_a_gate_holds_the_model_against_flights_it_was_not_trained_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = str(tmp_path / "model.pt")
-    train(FakeSession(512, recurrence=1), model_file=path)
+    kept = model_of(trained(512, recurrence=1), tmp_path)
     seen: list[Any] = []
     features = flights._features
 
@@ -274,17 +278,10 @@ def test_a_gate_holds_the_model_against_flights_it_was_not_trained_on(
         return features(year, rows, *scale)
 
     monkeypatch.setattr(flights, "_features", watched)
-    ratio = evaluate(Question(2, 1, 1, 512), model_file=path)
+    ratio = evaluate(Question(2, 1, 1, 512, kept))
     rows = seen[-1]  # after those of the slices themselves
     old, new = load_slice(0), load_slice(1)
     assert np.isin(new.validation, old.training).any()  # the windows overlap: some would flatter it
     assert not np.isin(rows, old.training).any()
     assert set(rows) <= set(new.validation)
     assert 0.9 < ratio < 1.1
-
-
-def test_a_gate_refuses_a_model_of_another_recurrence(tmp_path: Path) -> None:
-    path = str(tmp_path / "model.pt")
-    train(FakeSession(512, recurrence=1), model_file=path)
-    with pytest.raises(ConfigError, match=r"model\.pt is of recurrence 1, not 2"):
-        evaluate(Question(3, 2, 1, 512), model_file=path)

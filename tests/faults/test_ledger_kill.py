@@ -12,6 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.builders import JOB, decision, observation
+from tests.faults.test_model_kill import POINTS as MODEL_POINTS
 from tests.ledger import brief
 from tests.processes import fork_server
 from zeus_flows.core.reasons import ReasonKind
@@ -45,7 +46,7 @@ CASES = [(scenario, point) for scenario, named in POINTS.items() for point in na
 def test_every_named_point_is_tried() -> None:
     literal = re.compile(r'reached\("([a-z-]+)"\)')
     named = {point for path in FOLDER.rglob("*.py") for point in literal.findall(path.read_text())}
-    assert named == {point for _, point in CASES}
+    assert named == {point for _, point in CASES} | set(MODEL_POINTS)
     assert len(named) >= 20
 
 

@@ -53,6 +53,16 @@ def record(ledger: MlflowLedger, job: Job = JOB) -> int:
     return number
 
 
+def test_a_limit_that_somebody_else_set_is_on_the_run_and_in_its_record(open_ledger: Open, sqlite_uri: str) -> None:
+    ledger = open_ledger()
+    number = ledger.begin()
+    run_id = ledger.decided(decision(number), {})
+    ledger.observed(run_id, observation(number, foreign_limit_w=180.0))
+    data = MlflowClient(tracking_uri=sqlite_uri).get_run(run_id).data
+    assert data.tags["zf.foreign_limit_w"] == "180"
+    assert load_observation(data.params["zf.observation"]).foreign_limit_w == 180.0
+
+
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 

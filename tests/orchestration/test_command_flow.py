@@ -38,19 +38,18 @@ max_epochs: 20
 """
 
 
-def test_ten_recurrences_of_a_script_find_the_cheapest_batch_size(
+def test_recurrences_of_a_script_are_flow_runs_that_show_what_it_says(
     tmp_path: Path, sqlite_uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "prefect.task_runs")
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
     job = tmp_path / "job.yaml"
     job.write_text(JOB.format(folder=tmp_path))
-    done = [recurrence(str(job), tracking_uri=sqlite_uri) for _ in range(10)]
+    done = [recurrence(str(job), tracking_uri=sqlite_uri) for _ in range(2)]
     observations = [observation for each in done for _, observation in each.attempts]
     assert all(each.converged for each in done)
     assert {o.samples_per_epoch for o in observations if o.outcome is Outcome.CONVERGED} == {1280}
-    assert {o.epochs for o in observations if o.batch_size == 64 and o.converged} <= {5}
-    assert done[-1].attempts[-1][1].batch_size == 64
+    assert [o.epochs for o in observations if o.converged] == [8, 5]
 
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = done[0].attempts[0][0].id

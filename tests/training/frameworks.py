@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -34,6 +37,7 @@ class Task:
         breaks: Break at this training batch.
         metrics: What evaluations find, instead of what they would.
         wait: Lets seconds pass: 0.1 for a sample, 7 for an evaluation.
+        marks: Begins the name of a file that tells, in the second epoch, that this process trains; it goes on for ever.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Task:
         breaks: int = 0,
         metrics: tuple[float, ...] = (),
         wait: Callable[[float], object] = lambda _: None,
+        marks: str = "",
     ) -> None:
         self.session, self.samples, self.every = session, samples, every
         self.micro = min(micro or session.micro_batch_size, session.micro_batch_size)
@@ -55,7 +60,7 @@ class Task:
         noise = random.Random(session.seed).uniform(0.8, 1.2)
         self.needed = max(1, round(epochs * (0.7 + session.batch_size / 200) * noise))
         self._hungry, self._breaks, self._metrics = hungry, breaks, list(metrics)
-        self.wait = wait
+        self.wait, self._marks = wait, marks
         self.seen: list[int] = []
         self.evaluations = 0
         TASKS.append(self)
@@ -64,6 +69,10 @@ class Task:
         """Train on a batch, or break of it."""
         self.seen.append(samples)
         self.wait(0.1 * samples)
+        if self._marks:
+            time.sleep(0.02)
+            if self.evaluations:
+                Path(f"{self._marks}-{os.getpid()}").touch()
         if self.micro > self._hungry:
             raise torch.OutOfMemoryError("CUDA out of memory")
         if len(self.seen) == self._breaks:
@@ -73,6 +82,8 @@ class Task:
         """Return how good the model is, in a number that 32 bits hold exactly."""
         self.evaluations += 1
         self.wait(7.0)
+        if self._marks:
+            return 0.0
         return self._metrics.pop(0) if self._metrics else (64 * self.evaluations // self.needed) / 64
 
 

@@ -131,7 +131,7 @@ def ten_recurrences(form: str, **parameters: Any) -> list[Recurrence]:
 
 
 @forms
-@pytest.mark.parametrize("options", [{}, {"micro": 8}, {"hungry": 32}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"micro": 8}], ids=str)
 def test_ten_recurrences_take_the_same_decisions_as_a_plain_loop(form: str, options: dict[str, Any]) -> None:
     expected = ten_recurrences("plain", **options)
     assert len({attempt.decision.batch_size for done in expected for attempt, _ in done.attempts}) > 1

@@ -17,6 +17,7 @@ from zeus_flows.core.power_profile import PowerProfile
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.gpu.device import Device
 from zeus_flows.gpu.group import Gpus
+from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.session import Session
 
 Emulate = Callable[..., Emulator]
@@ -103,6 +104,44 @@ def test_an_observer_tells_no_savings_from_it(tmp_path: Path, known: PowerProfil
     with v100(tmp_path) as gpus:
         observed = trained(gpus, at(3, 5, gpus.devices[0], 101.0), known=known, mode="observe")
     assert "cannot be told" in observed.detail
+
+
+def test_a_try_that_goes_on_from_a_checkpoint_keeps_the_mark(tmp_path: Path, known: PowerProfile) -> None:
+    file, checkpoints = job_file(), Checkpoints(tmp_path / "checkpoints")
+
+    def session(gpus: Gpus) -> Session:
+        return Session(file, file.core(), decision(1), gpus, known_profile=known, checkpoints=checkpoints)
+
+    with v100(tmp_path) as gpus:
+        first = session(gpus)
+        for epoch in first.epochs():
+            gpus.devices[0].set_power_limit_w(101.0 if epoch == 1 else 250.0)
+            for _batch in first.steps(Loader(SAMPLES, 64)):
+                pass
+            first.report_metric(0.1)
+            first.save({"epoch": epoch})
+            break
+    with v100(tmp_path) as gpus:
+        second = session(gpus)
+        assert second.load() == {"epoch": 1}
+        for _ in second.epochs():
+            for _batch in second.steps(Loader(SAMPLES, 64)):
+                pass
+            second.report_metric(1.0)
+        assert second.observation().foreign_limit_w == 101.0
+    checkpoints.close()
+
+
+def test_once_limits_are_known_the_limit_is_read_once_in_five_seconds_at_most(emulate: Emulate, tmp_path: Path) -> None:
+    emulator = emulate(NVMLEMU_CLOCK="virtual", NVMLEMU_UPDATE_MS="20")
+    job = EmulatedJob(emulator, tmp_path, Training({64: 4, 128: 4}, evaluation=0.5, every_steps=4), mode="power")
+    job.recur(2)
+    calls, began_s = emulator.calls("nvmlDeviceGetPowerManagementLimit"), emulator.now()
+    job.recur(1)
+    passed_s = emulator.now() - began_s
+    reads = emulator.calls("nvmlDeviceGetPowerManagementLimit") - calls
+    edges = 4 * SAMPLES / 128  # steps and evaluations take turns: far more boundaries than reads
+    assert reads <= passed_s / 5 + 15 < edges
 
 
 class DisturbedJob(EmulatedJob):

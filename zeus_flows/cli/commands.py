@@ -11,7 +11,9 @@ import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.deploying import deploy_command
+from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
+from zeus_flows.cli.models import models_command
 from zeus_flows.cli.replay import replay
 from zeus_flows.ending import end_when_told, note_exit
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
@@ -129,7 +131,7 @@ def _of_a_job(command: Callable[..., None]) -> Callable[..., None]:
 @main.command()
 @_of_a_job
 def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
-    """Close recurrences of JOB whose process was killed. Every recurrence does this first."""
+    """Close recurrences of JOB whose process was killed; look after its models. Every recurrence does this first."""
     from zeus_flows.cli import upkeep
 
     sys.exit(upkeep.janitor(upkeep.LedgerOf(job, simulate, tracking_uri)))
@@ -233,6 +235,8 @@ def _server_checks() -> Sequence[CheckFunction]:
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
+main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
 main.add_command(drift_command)
+main.add_command(models_command)

@@ -16,13 +16,14 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
 from zeus_flows.core.rollout import in_force, lowered, why_in_force
-from zeus_flows.errors import StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
+from zeus_flows.errors import StoreError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.masking import without_secrets
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import series_url, ui_command
 from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
+from zeus_flows.training.evaluation import load_evaluation
 from zeus_flows.training.gate import load_gate
 from zeus_flows.training.trainer import LocalTrainer, train_traceback
 
@@ -56,6 +57,7 @@ def run(request: Request) -> int:
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
     load_gate(job_file)
+    load_evaluation(job_file)
     source, done = trainer.energy_source, list[Recurrence]()
     job = job_file.core(source)
     view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
@@ -78,6 +80,8 @@ def run(request: Request) -> int:
         )
     else:
         view.summary(saved)
+        if job_file.model is not None:
+            view.say(_champion(job_file, uri))
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
@@ -89,6 +93,16 @@ def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple
         return policy.saved(job, ledger.state()), ledger.experiment_id
     except StoreUnavailable:
         return None, None
+
+
+def _champion(job_file: JobFile, uri: str) -> str:
+    """Return who is champion, and why."""
+    from zeus_flows.reporting.models_report import read_models
+
+    try:
+        return f"{read_models(job_file, uri).why}."
+    except StoreError as error:
+        return f"The models could not be looked at: {error}"
 
 
 def dry_run(request: Request) -> int:
@@ -190,8 +204,9 @@ def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> st
 
 
 def _exists(uri: str) -> bool:
-    """Whether there can be a history: asking MLflow would make a missing sqlite file."""
-    return not uri.startswith("sqlite:///") or Path(uri.removeprefix("sqlite:///")).exists()
+    from zeus_flows.ledger.mlflow.client import may_exist
+
+    return may_exist(uri)
 
 
 def _document(job_file: JobFile, uri: str, energy_source: EnergySource) -> dict[str, Any]:

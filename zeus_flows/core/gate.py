@@ -22,17 +22,21 @@ class Question:
         trained_in: The recurrence that trained the newest model.
         attempt: The attempt in it that reached the target.
         batch_size: What it trained with.
+        model_uri: Where the model is, for `zeus_flows.open_model`; empty where the job keeps none.
+        last_trained: The recurrence that last reached the target, where the model it brought did not become champion.
     """
 
     recurrence: int
     trained_in: int
     attempt: int
     batch_size: int
+    model_uri: str = ""
+    last_trained: int | None = None
 
     @property
     def age(self) -> int:
-        """How many recurrences ago the model was trained."""
-        return self.recurrence - self.trained_in
+        """How many recurrences ago a model was trained, whatever became of it."""
+        return self.recurrence - max(self.trained_in, self.last_trained or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,26 @@ class DurableLedger:
             self._ledger.go_on()
         return swept
 
+    def run_of(self, attempt_id: str) -> str | None:
+        """Return the run of an attempt; None where its decision still waits to be delivered."""
+        match read_ref(attempt_id):
+            case ByRun(run_id):
+                return run_id
+            case ByToken() as token:
+                return self._outbox.run_of(str(token))
+            case _:
+                return None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether MLflow did not answer when it was last asked."""
+        return self._link.is_away
+
+    @property
+    def key(self) -> str:
+        """Names the store and the job, without secrets."""
+        return self._ledger.key
+
     def left(self) -> int:
         """Return about how many attempts something is still to be delivered from this machine."""
         return len(self._outbox.unsettled(self._ledger.key))

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -23,10 +23,11 @@ from zeus_flows.errors import StoreUnavailable
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.orchestration.events import Happening, tell, tell_decision, tell_observation
 from zeus_flows.orchestration.prefect_runs import rename_flow_run
-from zeus_flows.recurrence.loop import Attempt
+from zeus_flows.recurrence.loop import Attempt, Recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.text import cost_text, describe_arm
 from zeus_flows.training.forms.child import output_log
+from zeus_flows.training.promotion import Promoted, Promoter
 
 T = TypeVar("T")
 
@@ -56,7 +57,18 @@ def _gate(steps: LocalSteps, recurrence: int) -> GateCheck | None:
     return check
 
 
-@task(name="decide", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5, retry_condition_fn=_store_was_away)
+#: Seconds after which a task that only talks to MLflow is given up: its calls are bounded, so this is never reached.
+BACKSTOP_S: Final = 600.0
+
+
+@task(
+    name="decide",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=_store_was_away,
+    timeout_seconds=BACKSTOP_S,
+)
 def _decide(steps: LocalSteps, recurrence: int, earlier: _Opaque[tuple[Observation, ...]]) -> _Opaque[Attempt]:
     return _Opaque(steps.decide(recurrence, earlier.value))
 
@@ -75,9 +87,43 @@ def _train(steps: LocalSteps, attempt: _Opaque[Attempt]) -> _Opaque[Observation]
     return _Opaque(observation)
 
 
-@task(name="observe", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=10, retry_condition_fn=_store_was_away)
+@task(
+    name="observe",
+    cache_policy=NO_CACHE,
+    retries=3,
+    retry_delay_seconds=10,
+    retry_condition_fn=_store_was_away,
+    timeout_seconds=BACKSTOP_S,
+)
 def _observe(steps: LocalSteps, done: _Opaque[tuple[Attempt, Observation]]) -> None:
     steps.observe(*done.value)
+
+
+@task(name="models", cache_policy=NO_CACHE)
+def _models(promoter: Promoter) -> Promoted:
+    promoted = promoter.make_pass()
+    for line in promoted.lines:
+        get_run_logger().info("model: %s", line)
+    return promoted
+
+
+def show_models(promoter: Promoter, done: Recurrence, job: str) -> Promoted:
+    """Look after a job's models in a task, after a recurrence; show what came of it."""
+    promoted = _models(promoter)
+    lines = promoted.lines
+    if not done.converged:
+        stays = f"; version {promoted.champion.number} stays champion" if promoted.champion is not None else ""
+        lines = (f"no attempt reached the target, so no model is kept{stays}", *lines)
+        get_run_logger().info("model: %s", lines[0])
+    if lines:
+        markdown = "\n".join(f"- {line}" for line in lines)
+        create_markdown_artifact(key=f"{_key(job)}-models", markdown=markdown, description="Models")
+    return promoted
+
+
+def _key(job: str) -> str:
+    """Return a job's name as Prefect's artifacts take it."""
+    return re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
 
 
 @contextmanager
@@ -113,7 +159,7 @@ class PrefectSteps:
     def __init__(self, local: LocalSteps, *, run_url: str, retries: int = 0) -> None:
         self._local, self._run_url = local, run_url
         self._train = _train.with_options(retries=retries, retry_delay_seconds=1)
-        self._key = re.sub(r"[^a-z0-9]+", "-", local.job.name.lower()).strip("-")
+        self._key = _key(local.job.name)
 
     def begin(self) -> int:
         """Take the next recurrence number, and name the flow run after it."""
@@ -156,6 +202,8 @@ class PrefectSteps:
         try:
             return self._train(self._local, _Opaque(attempt)).value
         except AttemptFailed as failure:
+            text = failure.observation.detail
+            tell(self._local.job, Happening.FAILED, recurrence=attempt.decision.recurrence, text=text)
             self._local.failed(attempt, failure)
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:

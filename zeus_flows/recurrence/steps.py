@@ -16,6 +16,7 @@ from zeus_flows.core.early_stop import NoCut
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.observer import tried_batch_sizes
+from zeus_flows.core.promotion import Version
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed, in_parts
 from zeus_flows.core.rollout import in_force
@@ -49,6 +50,7 @@ class LocalSteps:
         context: Tags for the attempts' runs, such as links to the flow run.
         gate: The job's drift gate; None: every recurrence trains, as in a job that is off.
         learning_rate: Returns the learning rate of a batch size, to be written with the decision.
+        champion: Returns the version of the job's model that is in use; None where there is none.
         seconds_left: Reads the clock: how long until the model must be ready; None where the job has no such time.
     """
 
@@ -61,8 +63,9 @@ class LocalSteps:
         gate: DriftGate | None = None,
         learning_rate: Callable[[int], float] | None = None,
         seconds_left: Callable[[], float] | None = None,
+        champion: Callable[[], Version | None] = lambda: None,
     ) -> None:
-        self._learning_rate, self._seconds_left = learning_rate, seconds_left
+        self._learning_rate, self._seconds_left, self._champion = learning_rate, seconds_left, champion
         self._decided_on = self._began_on = policy.initial(job)
         self.job, self.ledger, self.trainer = job, ledger, trainer
         self._context = {names.GPU: trainer.gpu.key} | dict(context or {})
@@ -98,7 +101,7 @@ class LocalSteps:
             log.warning("recurrence %d trains without asking its drift gate: %s", recurrence, error)
             return None
         reached("after-ask")
-        question = Question(recurrence, *history.state.newest_model)
+        question = self._question(recurrence, history.state.newest_model)
         try:
             check = self._gate.check(question, in_force(self.job, recurrence).mode)
         except BaseException as order:  # to stop: the gate's run must not look as if it went on
@@ -112,6 +115,13 @@ class LocalSteps:
             log.warning("recurrence %d trains: what its drift gate found was refused: %s", recurrence, error)
             return None
         return check
+
+    def _question(self, recurrence: int, newest: tuple[int, int, int]) -> Question:
+        """Return what the gate is asked: about the champion, where the job has one, else about the newest model."""
+        champion = self._champion()
+        if champion is None:
+            return Question(recurrence, *newest)
+        return Question(recurrence, *champion.order, champion.batch_size, champion.uri, last_trained=newest[0])
 
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Choose a batch size from the history and write the decision."""

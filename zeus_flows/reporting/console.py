@@ -107,7 +107,7 @@ class RunView:
 
     def say(self, text: str) -> None:
         """Show a sentence."""
-        self._console.print(f"\n{text}")
+        self._console.print(f"\n{text}", highlight=False)
 
     def where_to_look(self, url: str, command: str | None) -> None:
         """Say how to see the runs in MLflow."""

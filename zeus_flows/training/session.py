@@ -10,8 +10,7 @@ def train(session, **parameters):
             learn(model, batch)
         session.report_metric(evaluate(model))
         session.save({"model": model.state_dict()})     # optional
-    if session.converged:                               # not where the attempt was stopped
-        publish(model)
+    session.keep(model)                                 # logged to MLflow if the attempt reached the target
 
 What lies between the last step and `report_metric` is taken for an evaluation. One that happens elsewhere, every n
 steps say, is put into `with session.evaluation():`.
@@ -40,6 +39,7 @@ from zeus_flows.training.attempt_result import AttemptResult, observer_report
 from zeus_flows.training.attempt_task import AttemptTask
 from zeus_flows.training.books import Books, Curve, For
 from zeus_flows.training.checkpoint import Checkpoints, Progress
+from zeus_flows.training.keeping import Keeper
 from zeus_flows.training.limit_tuner import LimitTuner
 from zeus_flows.training.measured_loop import MeasuredLoop
 from zeus_flows.training.profiler import LEAST_S
@@ -69,6 +69,7 @@ class Session:
         overheads: What is known of an epoch beside its steps, from this batch size or others.
         report: Called with every epoch.
         checkpoints: What an earlier try of this attempt left; None: nothing is kept.
+        keeper: Where the attempt's model is staged; None: it is not kept.
         made_with: Major versions that a profile depends on.
         least_span_s: What the sensor needs to measure a power limit.
         host_energy_j: Reads the machine's own energy counter, where its energy is measured.
@@ -94,6 +95,7 @@ class Session:
         overheads: Overheads = NOTHING,
         report: Callable[[EpochReport], None] = lambda _: None,
         checkpoints: Checkpoints | None = None,
+        keeper: Keeper | None = None,
         made_with: str = "",
         least_span_s: float = LEAST_S,
         host_energy_j: Callable[[], float] | None = None,
@@ -109,7 +111,7 @@ class Session:
         parts = Accumulation.of(decision.batch_size, decision.micro, wanted=job.accumulate)
         self._task = AttemptTask(job, decision, overheads, job_file.stop_at_target, gpus.gpu.max_power_w, parts)
         self._gpus = gpus
-        self._out = _Out(report, checkpoints)
+        self._out = _Out(report, checkpoints, keeper)
         self._tuner = tuner = LimitTuner(
             gpus,
             job_file.power_limit,
@@ -318,6 +320,27 @@ class Session:
         log.info("going on after epoch %d", before.epoch)
         return state
 
+    def keep(self, model: object, /, **about: object) -> None:
+        """Keep the model that this attempt brings. It is logged to MLflow where the attempt reaches the target.
+
+        It may be called in every epoch, or once at the end: the newest one counts. Where the attempt does not reach the
+        target nothing is kept.
+
+        Args:
+            model: A torch module, its weights by name, or the path of a file or folder, which is kept as it is.
+            **about: What is needed to build it again: numbers, texts, lists and dicts.
+
+        Raises:
+            TrainingError: it is something else, or there is no such path.
+        """
+        if self._out.keeper is None:
+            log.warning("session.keep(): outside of a job nothing is kept")
+        elif self._result.outcome is None or self._result.converged:
+            try:
+                self._out.keeper.keep(model, about)
+            except OSError as error:  # a full disk costs the model, and not the training
+                log.error("the model could not be kept: %s", error)
+
     # -- what a framework's callback calls instead of looping over `epochs` ------------------------------------
 
     def begin_training(self) -> bool:
@@ -476,3 +499,4 @@ class _Out:
 
     report: Callable[[EpochReport], None]
     checkpoints: Checkpoints | None
+    keeper: Keeper | None

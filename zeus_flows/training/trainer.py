@@ -31,7 +31,7 @@ from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
 from zeus_flows.gpu.meter import update_period_s
-from zeus_flows.gpu.open_gpus import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus, untunable
 from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job_file import JobFile
 from zeus_flows.masking import masked
@@ -40,6 +40,7 @@ from zeus_flows.training.checkpoint import Checkpoints
 from zeus_flows.training.failures import no_exits, presentable, text_of, traceback_text, what_happened
 from zeus_flows.training.forms.command import Command, find_command
 from zeus_flows.training.forms.ranks import RankedFunction
+from zeus_flows.training.keeping import Keeper
 from zeus_flows.training.profiler import LEAST_S
 from zeus_flows.training.session import Session
 
@@ -80,6 +81,7 @@ class LocalTrainer:
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
+            self.untunable = untunable(gpus)
             self.power_limits_w: tuple[float, ...] = gpus.power.limits_w if gpus.power.can_set else ()
             self._least_span_s = least_span_s(gpus)
 
@@ -114,6 +116,7 @@ class LocalTrainer:
                 detail=what_happened(error),
             )
             raise AttemptFailed(never_began) from error
+        keeper = Keeper(self._settings.state_dir / "models", lambda: self._ledger_key(job), attempt_id)
         with opened as gpus:
             session = Session(
                 self._job_file,
@@ -124,6 +127,7 @@ class LocalTrainer:
                 overheads=overheads,
                 report=report,
                 checkpoints=checkpoints,
+                keeper=keeper,
                 made_with=_made_with(gpus),
                 least_span_s=self._least_span_s,
                 host_energy_j=None if self._host is None else self._host.energy_j,
@@ -132,7 +136,9 @@ class LocalTrainer:
                 with tidied(), session.as_current(), no_exits():
                     self._call(session, checkpoints, attempt_id)
                 observation = session.observation()
+                self._close(keeper, observation)
             except BaseException as error:
+                keeper.close(converged=False)
                 if _is_out_of_memory(error):
                     observation = session.failed(
                         Outcome.OUT_OF_MEMORY, f"{_at_once(decision)} does not fit {gpus.gpu.key}"
@@ -152,6 +158,26 @@ class LocalTrainer:
                     raise AttemptFailed(failed, resumable=resumable) from presentable(error)
         self._forget(key)
         return observation
+
+    def _close(self, keeper: Keeper, observation: Observation) -> None:
+        """Let the model be sent where the attempt reached the target; say where there is none."""
+        if self._job_file.model is not None:
+            if not observation.converged:
+                log.info("no model is kept: the target was not reached; the champion stays what it is")
+            elif not keeper.holds:
+                log.warning(
+                    "the target was reached and no model was kept: %s",
+                    "call session.keep(model) in the train function"
+                    if self._job_file.train.command is None
+                    else f"the command wrote nothing to model.path {self._job_file.model.path}; it is stopped at the "
+                    "target, so let it save before it prints the metric",
+                )
+        keeper.close(converged=observation.converged)
+
+    def _ledger_key(self, job: Job) -> str:
+        from zeus_flows.ledger.mlflow.layout import ledger_key  # brings MLflow
+
+        return ledger_key(self._tracking_uri, job.name)
 
     def _call(self, session: Session, checkpoints: Checkpoints, attempt_id: str) -> None:
         """Train with whatever form the job has."""

@@ -312,7 +312,8 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
     if observation.parts is not None:
         fields |= _beside(job, state, observation)
     known = observation.batch_size in fields.get("sample_costs", state.sample_costs).get(gpu_key, _NOTHING)
-    if not known and observation.epochs > 0 and observation.foreign_limit_w is None:
+    broke_off = observation.outcome is Outcome.OUT_OF_MEMORY  # in the middle of an epoch, or before its first step
+    if not known and observation.epochs > 0 and observation.foreign_limit_w is None and not broke_off:
         rate = state.rates.get(key, Rate())
         if rate.micro_batch_size != observation.micro_batch_size:
             rate = Rate()

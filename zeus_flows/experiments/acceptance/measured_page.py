@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from zeus_flows.core.json import jsonable
-from zeus_flows.experiments.acceptance.findings import Acceptance, summary
+from zeus_flows.experiments.acceptance.findings import Acceptance, AtLimit, summary
 from zeus_flows.reporting.page import ReportPage
 
 
@@ -27,17 +27,9 @@ def page(measured: Acceptance) -> ReportPage:
     shown.table(("what", "is"), [(name, _cell(text)) for name, text in measured.about.items()])
     if measured.limits:
         shown.heading("What each limit does")
-        top = measured.limits[0]
         shown.table(
             ("limit", "read back", "power", "steps a second", "speed", "energy a step", "clocks lowered by"),
-            [
-                (
-                    *(f"{row.limit_w:g} W", f"{row.read_w:g} W", f"{row.power_w:.1f} W", f"{row.steps_per_s:.2f}"),
-                    *(f"{row.steps_per_s / top.steps_per_s:.1%}", f"{row.power_w / row.steps_per_s:.2f} J"),
-                    ", ".join(row.slowed_by),
-                )
-                for row in measured.limits
-            ],
+            [_limit_cells(row, measured.limits[0]) for row in measured.limits],
         )
     if measured.spans:
         shown.heading("How far spans scatter")
@@ -51,6 +43,16 @@ def page(measured: Acceptance) -> ReportPage:
     shown.heading("The same for programs")
     shown.text(f"`{json.dumps(document(measured), ensure_ascii=False)}`")
     return shown
+
+
+def _limit_cells(row: AtLimit, top: AtLimit) -> tuple[str, ...]:
+    if not row.steps_per_s:  # it was not taken, and nothing was run at it
+        return f"{row.limit_w:g} W", f"{row.read_w:g} W", "", "", "", "", ""
+    return (
+        *(f"{row.limit_w:g} W", f"{row.read_w:g} W", f"{row.power_w:.1f} W", f"{row.steps_per_s:.2f}"),
+        *(f"{row.steps_per_s / top.steps_per_s:.1%}", f"{row.power_w / row.steps_per_s:.2f} J"),
+        ", ".join(row.slowed_by),
+    )
 
 
 def _cell(text: str) -> str:

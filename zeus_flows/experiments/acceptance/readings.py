@@ -49,6 +49,9 @@ def judge_counter(readings: Sequence[SensorReading], *, loaded: bool) -> Finding
         return Finding(name, Verdict.CANNOT_TELL, "the GPU has no energy counter that counts", means)
     if math.isnan(readings[0].power_w):
         return Finding(name, Verdict.CANNOT_TELL, "the GPU has no power sensor", "the counter cannot be checked")
+    if any(reading.power_w <= 0 for reading in readings):
+        means = "the sensor does not answer that often, or not at all: the counter cannot be checked"
+        return Finding(name, Verdict.CANNOT_TELL, "the power sensor says 0 W under load", means, REPORT_IT)
     size = (len(readings) - 1) // _BLOCKS
     blocks = [readings[i * size : (i + 1) * size + 1] for i in range(_BLOCKS)]
     ratios = [(block[-1].energy_j - block[0].energy_j) / energy_by_power(block) for block in blocks]

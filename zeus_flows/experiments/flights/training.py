@@ -19,13 +19,11 @@ easy weeks then share one target. Small batches get there in fewer epochs, large
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -36,7 +34,7 @@ from torch import Tensor, nn
 from zeus_flows.core.gate import Question
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.flights.data import DAYS, FIRST_DAY, Year, load_year
-from zeus_flows.job_file import Target
+from zeus_flows.training.keeping import open_model
 
 METRIC = "log_loss_ratio"
 _RIDGE = 3e-4  # of the logistic baseline: near its best on these slices, so that it is no straw man
@@ -52,11 +50,11 @@ class FlightsSession(Protocol):
     learning_rate: float
     recurrence: int
     seed: int
-    target: Target
 
     def epochs(self) -> Iterator[int]: ...  # noqa: D102
     def steps(self, loader: Batches) -> Iterator[tuple[Tensor, Tensor]]: ...  # noqa: D102
     def report_metric(self, value: float) -> None: ...  # noqa: D102
+    def keep(self, model: object, /, **about: object) -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +105,8 @@ def train(
     train_rows: int = 8192,
     validation_rows: int = 6000,
     hidden: int = 64,
-    model_file: str | None = None,
 ) -> None:
-    """Train a small network on the slice of this recurrence, and report `METRIC` after every epoch.
+    """Train a small network on the slice of this recurrence, report `METRIC` after every epoch, and keep the network.
 
     Args:
         session: Says batch size, learning rate, recurrence and seed; is told the metric.
@@ -119,7 +116,6 @@ def train(
         train_rows: At most so many flights are trained on, which bounds the seconds of a recurrence.
         validation_rows: At most so many are validated on.
         hidden: Width of the hidden layer.
-        model_file: Where to leave a model that reached the target; None: nowhere.
     """
     start = slice_start(session.recurrence, window_days=window_days, stride_days=stride_days, first_day=first_day)
     data = load_slice(start, window_days, train_rows, validation_rows)
@@ -135,7 +131,6 @@ def train(
         optimizer = torch.optim.Adam(model.parameters(), lr=session.learning_rate, fused=True)
         loader = Batches(x, y, batch_size=session.batch_size, seed=session.seed)
         log_loss = nn.BCEWithLogitsLoss()
-        ratio = math.inf
         for _ in session.epochs():
             for features, late in session.steps(loader):
                 optimizer.zero_grad()
@@ -144,22 +139,25 @@ def train(
             with torch.no_grad():
                 ratio = float(log_loss(model(x_validation), y_validation)) / data.baseline_log_loss
             session.report_metric(ratio)
-    if model_file is not None and session.target.reached(ratio):
-        window = {"first_day": start, "window_days": window_days, "stride_days": stride_days, "offset": first_day}
-        rows = {"train_rows": train_rows, "validation_rows": validation_rows}
-        weights = {"hidden": hidden, "weights": model.cpu().state_dict()}
-        save_atomically(Path(model_file), {"recurrence": session.recurrence, **window, **rows, **weights})
+    session.keep(
+        model,
+        hidden=hidden,
+        first_day=start,
+        window_days=window_days,
+        stride_days=stride_days,
+        offset=first_day,
+        train_rows=train_rows,
+        validation_rows=validation_rows,
+    )
 
 
-def evaluate(question: Question, *, model_file: str) -> float:
-    """Return `METRIC` of the model that `train` left on the slice of a new recurrence: a drift gate.
+def evaluate(question: Question) -> float:
+    """Return `METRIC` of a model that `train` kept, on the slice of a recurrence: for a drift gate and for promotion.
 
     Windows overlap: model and baseline are held against those flights only that the model was not trained on.
     """
-    saved = torch.load(model_file, weights_only=True)
-    if saved["recurrence"] != question.trained_in:
-        raise ConfigError(f"{model_file} is of recurrence {saved['recurrence']}, not {question.trained_in}")
-    days = saved["window_days"]
+    kept = open_model(question.model_uri)
+    saved, days = kept.about, kept.about["window_days"]
     start = slice_start(
         question.recurrence, window_days=days, stride_days=saved["stride_days"], first_day=saved["offset"]
     )
@@ -170,24 +168,13 @@ def evaluate(question: Question, *, model_file: str) -> float:
     x = torch.from_numpy(_features(year, rows, old.mean, old.spread))
     with one_thread(), torch.no_grad():
         model = _network(x.shape[1], saved["hidden"])
-        model.load_state_dict(saved["weights"])
+        kept.load_into(model)
         log_loss = float(nn.functional.binary_cross_entropy_with_logits(model(x), late))
     return log_loss / logistic_log_loss(new.x_train, new.y_train, new.x_validation[unseen], new.y_validation[unseen])
 
 
 def _network(inputs: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 1), nn.Flatten(0))
-
-
-def save_atomically(path: Path, values: Mapping[str, object]) -> None:
-    """Write what `torch.load` reads, so that another process sees the whole file or the one before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        torch.save(dict(values), part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def slice_start(recurrence: int, *, window_days: int, stride_days: int = 1, first_day: int = 0) -> int:

@@ -44,6 +44,7 @@ REASON: Final = "zf.reason"
 EXPLORES: Final = "zf.explores"
 DEGRADED: Final = "zf.degraded"
 LATE: Final = "zf.late"
+UNTUNABLE: Final = "zf.untunable"
 IMPORTED_FROM: Final = "zf.imported_from"
 MADE = "zf.made"
 MADE_BY = "zf.made_by"
@@ -70,6 +71,37 @@ EPOCH_TIME_S: Final = "zf.epoch/time_s"
 EPOCH_POWER_LIMIT_W: Final = "zf.epoch/power_limit_w"
 
 
+# The model that an attempt kept.
+MODEL: Final = "zf.model"
+MODEL_VERSION: Final = "zf.model_version"
+VERDICT: Final = "zf.verdict"
+
+
+def verdict(k: int) -> str:
+    """Return the param that holds the k-th verdict on an attempt's model."""
+    return f"zf.verdict.{k}"
+
+
+def verdict_number(name: str) -> int | None:
+    """Return which verdict a param holds; None where it is another param."""
+    return _number(verdict(0), name)
+
+
+def move(k: int) -> str:
+    """Return the param that says where the alias of the champion is to be moved, for the k-th time."""
+    return f"zf.move.{k}"
+
+
+def move_number(name: str) -> int | None:
+    """Return which move a param holds; None where it is another param."""
+    return _number(move(0), name)
+
+
+def moved(k: int) -> str:
+    """Return the param that says that the k-th move was made, and that no older one overtook it."""
+    return f"zf.moved.{k}"
+
+
 def part(part: str, unit: str) -> str:
     """Return the metric of what a part of an attempt took."""
     return f"zf.part/{part}_{unit}"
@@ -92,6 +124,7 @@ BEST_BATCH_SIZE: Final = "zf.best_batch_size"
 COMPARABLE: Final = "zf.comparable"
 SET_ASIDE: Final = "zf.set_aside"
 NEXT_WINDOW: Final = "zf.next_window"
+PREVIOUS_WINDOW: Final = "zf.previous_window"
 CURRENT_WINDOW: Final = "zf.current_window"
 CURRENT_PAGE: Final = "zf.current_page"
 SNAPSHOT: Final = "zf.snapshot"

@@ -16,7 +16,6 @@ import shutil
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from zeus_flows.job_file import JobFile, TrainSection, filled
 from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
-from zeus_flows.training.forms.child import Child, Told
+from zeus_flows.training.forms.child import Child, Told, new_mark
 from zeus_flows.training.forms.metric_source import MetricReader, as_number, metric_reader
 from zeus_flows.training.session import Session
 
@@ -62,12 +61,14 @@ class Command:
         folder: Where it runs.
         program: What is started, resolved; the words after it are the job file's.
         gpus: GPUs that it trains on: torchrun starts a Python program once for each.
+        model: Where it leaves its model, by the job file; None: nowhere.
     """
 
     train: TrainSection
     folder: Path
     program: str
     gpus: int = 1
+    model: str | None = None
 
     def __call__(self, session: Session, *, run: AttemptRun | None = None, keep: Path | None = None) -> None:
         """Train one attempt.
@@ -81,9 +82,10 @@ class Command:
             CommandFailed: it ended with an error, or its metric never came; the arm is not blamed.
             CommandOutOfMemory: its output says that the GPU's memory did not suffice.
         """
-        mark = uuid.uuid4().hex
+        mark = new_mark()
         with tempfile.TemporaryDirectory(prefix="zeus-flows-") as scratch:
-            output = Path(scratch) / "output.txt"
+            output, began = Path(scratch) / "output.txt", Path(scratch) / "began"
+            began.touch()
             values = placeholders(session, keep or Path(scratch), self.gpus)
             remember(*secrets_of(self.train.environment.items()))
             environment = environment_of_child(
@@ -102,10 +104,18 @@ class Command:
             try:
                 with child:
                     self._follow(session, child, reader)
+                if self.model is not None and session.converged:
+                    self._keep(session, self.folder / filled(self.model, values), began.stat().st_mtime)
             finally:
                 if run is not None:
                     run.keep(output)
                     run.link()
+
+    def _keep(self, session: Session, path: Path, began_s: float) -> None:
+        """Keep the model that the command left, unless it is an older one's."""
+        files = [path, *path.rglob("*")] if path.exists() else []
+        if any(file.is_file() and file.stat().st_mtime >= began_s for file in files):
+            session.keep(path)
 
     def _argv(self, words: list[str]) -> list[str]:
         """Return what is started: the launcher, which starts the command."""
@@ -299,7 +309,8 @@ def find_command(job_file: JobFile) -> Command:
         program = shutil.which(wanted, path=environment_of_child(train.environment).get("PATH"))
     if program is None:
         raise ConfigError(f"train.command: there is no program {wanted!r}; name its path, or install it")
-    command = Command(train, folder, program, job_file.gpus if train.torchrun and job_file.gpus else 1)
+    gpus = job_file.gpus if train.torchrun and job_file.gpus else 1
+    command = Command(train, folder, program, gpus, job_file.model.path if job_file.model is not None else None)
     script = command.script
     if script is not None and not (folder / script).is_file():
         raise ConfigError(f"train.command: there is no file {script} in {folder}; say where it is with train.folder")

@@ -22,6 +22,7 @@ from zeus_flows.errors import TrainingError
 from zeus_flows.job_file import Target
 from zeus_flows.training.accumulation import Accumulation
 from zeus_flows.training.forms.launcher import STEP
+from zeus_flows.training.keeping import stage
 from zeus_flows.training.training_loop import batch_size_of, samples_in
 
 Batch = TypeVar("Batch")
@@ -145,6 +146,11 @@ class RankSession:
         """Return None: there is never a checkpoint to go on from."""
         return None
 
+    def keep(self, model: object, /, **about: object) -> None:
+        """Keep the model that this attempt brings, as `Session.keep` does. Rank 0's counts; the others do nothing."""
+        if self.rank == 0 and (self.outcome is None or self.converged):
+            stage(model, about, kept_folder(self._loop.folder))
+
     def _samples(self, loader: Any, size: int) -> int:
         """Return the samples of an epoch over all ranks; a distributed sampler gives each its share of the data set."""
         batches = samples_in(_LengthAlone(loader), size) * self.world_size
@@ -186,6 +192,11 @@ class _Loop:
         while not path.exists():
             time.sleep(_POLL_S)
         return path.read_text()
+
+
+def kept_folder(folder: Path) -> Path:
+    """Return where rank 0 leaves its model."""
+    return folder / "kept"
 
 
 def answer_file(folder: Path, epoch: int) -> Path:
