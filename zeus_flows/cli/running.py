@@ -171,7 +171,7 @@ def _told(job: Job, document: Any) -> Any:
 def _run_flow(request: Request) -> Recurrence:
     """Run the flow. It finds by itself what the job file and the environment say: its parameters are public."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
-    from zeus_flows.orchestration.prefect_runs import print_no_errors
+    from zeus_flows.orchestration.prefect_runs import named_outages, print_no_errors
     from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
 
     print_no_errors()
@@ -189,7 +189,8 @@ def _run_flow(request: Request) -> Recurrence:
     except Exception as error:
         shown = None if isinstance(error, ZeusFlowsError) else train_traceback(error)
         if shown is None:
-            raise
+            with named_outages():
+                raise
         raise TrainFunctionFailed(
             f"the train function failed; the attempt is recorded as failed, and the next recurrence goes on\n{shown}"
         ) from None
@@ -199,9 +200,11 @@ def _in_fleet(request: Request, job: Job) -> Job:
     """Return the job in the mode that fleet and flag leave it, as its recurrences would run it."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.fleet import in_fleet
+    from zeus_flows.orchestration.prefect_runs import named_outages
 
     end_server_with_us()
-    return lowered(in_fleet(job), request.mode, "the parameter mode")
+    with named_outages():
+        return lowered(in_fleet(job), request.mode, "the parameter mode")
 
 
 def _ledger(job_file: JobFile, job: Job, uri: str, energy_source: EnergySource) -> MlflowLedger:
