@@ -61,6 +61,8 @@ def _start(folder: Path, session: int) -> str:
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         # The default is a minute between the scheduler's looks at new deployments.
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        # The default is half a minute until a run that found no slot asks again.
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "3",
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-S", "-c", GUARD, str(session), *command]

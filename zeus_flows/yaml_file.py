@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -122,6 +122,9 @@ class Kind(Generic[M]):
                 close = difflib.get_close_matches(loc[-1][:LONGEST], known, n=1)
                 hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(known))}"
                 return f"{where} is not a key of this {self.name}; {hint}"
+            case "model_type" | "model_attributes_type" if loc:
+                known = _fields_beside(self.model, [*loc, ""])
+                return f"{where} is a section with keys of its own ({', '.join(known)}), not {shown(problem['input'])}"
             case "string_pattern_mismatch" if where in self.examples:
                 return f"{where} must look like '{self.examples[where]}', not {shown(problem['input'])}"
             case _:
@@ -225,7 +228,9 @@ def _no_key_twice(node: yaml.Node, source: str) -> None:
 def _fields_beside(model: type[BaseModel], loc: list[str]) -> list[str]:
     for part in loc[:-1]:
         field = model.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        kinds = [] if field is None else [field.annotation, *get_args(field.annotation)]  # a section may be optional
+        sections = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not sections:
             return []
-        model = field.annotation
+        model = sections[0]
     return list(model.model_fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(time, "perf_counter", lambda: now.s)
     monkeypatch.setattr(time, "monotonic", lambda: now.s)
     monkeypatch.setattr(time, "process_time", lambda: now.s / 2)
+    usage = SimpleNamespace(ru_nivcsw=0)
+    monkeypatch.setattr(resource, "getrusage", lambda _: usage)
     monkeypatch.setattr(forms, "spin", lambda seconds: setattr(now, "s", now.s + seconds))
     return now
 
@@ -34,10 +37,20 @@ def test_a_callback_is_compared_with_none_in_turns_and_by_what_is_outside_of_a_s
 
     with pytest.raises(forms.Enough):
         train()
-    profiling, after, cpu_profiling, cpu_after = watched.figures("made up")
+    profiling, after, cpu_profiling, cpu_after = forms.figures("made up", watched.rounds)
     assert (profiling.rounds, after.rounds) == (2, 3)
     assert (profiling.value, after.value, after.worst) == pytest.approx((14 / 11, 12 / 11, 12 / 11), rel=1e-2)
     assert (cpu_profiling.value, cpu_after.value) == pytest.approx((12 / 10.5, 11 / 10.5), rel=1e-2)
     assert not after.good
     assert turns.count(True) == pytest.approx(turns.count(False), abs=10)
     assert watched.clock() < clock.s / 2 + 0.5
+
+
+def test_by_the_clock_steps_in_which_another_program_had_the_core_are_left_out() -> None:
+    quiet, disturbed = forms.Spent(0.001, 0.001), forms.Spent(0.050, 0.002, disturbed=True)
+    pair = {True: [quiet, disturbed], False: [quiet, quiet]}
+    by_clock, by_cpu = forms.figures("made up", {False: [pair], True: []})
+    assert (by_clock.value, by_clock.good) == (1.0, True)
+    assert by_cpu.value == pytest.approx(11.5 / 11)
+    nobody_left = {True: [disturbed], False: [quiet]}
+    assert [f.what[-14:] for f in forms.figures("x", {False: [nobody_left], True: []})] == ["CPU, profiling"]

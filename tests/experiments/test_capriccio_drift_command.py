@@ -64,8 +64,10 @@ def test_it_prints_json_and_draws_figure_10(tmp_path: Path, sqlite_uri: str) -> 
     result = CliRunner().invoke(drift_command, arguments, catch_exceptions=False)
 
     document = json.loads(result.stdout)
-    assert document["windows"][0]["ended_by"]["kind"] == "drift"
-    assert document["runs"][0]["opened_by"] == "first"
+    first, second = document["windows"]
+    assert (first["opened_by"], first["ended_by"], first["first"], first["last"]) == ("first", "drift", 1, 4)
+    assert second["is_open"]
+    assert (document["observations"], document["best_batch_size"]) == (4, 64)
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {"figure-10-nightly.svg", "figure-10-nightly.png"}
 
 

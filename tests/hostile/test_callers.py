@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.workers.process import ProcessJobConfiguration
 
-from tests.orchestration.deployed_runs import read_deployment, read_run, run_here, start, zeus_flows
+from tests.orchestration.deployed_runs import read_deployment, read_run, remove, run_here, start, zeus_flows
 from tests.processes import PREFECT, run_forked
 from tests.training_functions import write_job
 
@@ -40,9 +40,7 @@ def name(tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> It
     made = zeus_flows("deploy", "job.yaml", "--pool", f"pool-{job}")
     assert made.exit_code == 0, made.output
     yield f"recurrence/{job}"
-    with get_client(sync_client=True) as client:
-        for deployment in client.read_deployments():
-            client.delete_deployment(deployment.id)
+    remove(tmp_path)
 
 
 THEIRS: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from click.testing import CliRunner, Result
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow_sync
 from prefect.states import Pending
 
@@ -25,6 +27,21 @@ def zeus_flows(*words: str | Path) -> Result:
 def read_deployment(full_name: str) -> DeploymentResponse:
     with get_client(sync_client=True) as client:
         return client.read_deployment_by_name(full_name)
+
+
+def ours(folder: Path) -> list[DeploymentResponse]:
+    """Return the deployments that work in a folder; others may belong to tests that run meanwhile."""
+    with get_client(sync_client=True) as client:
+        return [found for found in client.read_deployments() if found.parameters.get("folder") == str(folder)]
+
+
+def remove(folder: Path) -> None:
+    """Remove what was deployed from a folder, the janitors of its pools included."""
+    with get_client(sync_client=True) as client:
+        for found in ours(folder):
+            client.delete_deployment(found.id)
+            with suppress(ObjectNotFound):
+                client.delete_deployment(client.read_deployment_by_name(f"janitor/{found.work_pool_name}").id)
 
 
 def start(full_name: str, **request: Any) -> FlowRun:

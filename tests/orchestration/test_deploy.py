@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.orchestration.deployed_runs import read_deployment, read_run, run_here, start, zeus_flows
+from tests.orchestration.deployed_runs import ours, read_deployment, read_run, remove, run_here, start, zeus_flows
 from tests.training_functions import write_job
 from zeus_flows.orchestration.pools import process_template
 
@@ -32,9 +32,7 @@ def jobs(tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> It
     for name in ("ranker", "tagger"):
         write_job(folder / f"{name}.yaml", name=f"{name}-{tmp_path.name}")
     yield folder
-    with get_client(sync_client=True) as client:
-        for deployment in client.read_deployments():
-            client.delete_deployment(deployment.id)
+    remove(tmp_path)
 
 
 @pytest.fixture
@@ -104,7 +102,7 @@ def test_all_bad_files_are_named_before_anything_is_changed(jobs: Path, pool: st
     for named in ("broken.yml:1: not valid YAML", "typo.yaml", "ranker.yaml, ", "nothing was deployed"):
         assert named in done.output
     with get_client(sync_client=True) as client:
-        assert client.read_deployments() == []
+        assert ours(jobs.parent) == []
         assert pool not in {found.name for found in client.read_work_pools()}
 
 
@@ -120,8 +118,7 @@ def test_flags_are_checked_and_no_password_is_pinned(jobs: Path, pool: str, word
     done = zeus_flows("deploy", jobs, "--paused", "--pool", pool, *words)
     assert said in done.output
     assert "hunter2" not in done.output
-    with get_client(sync_client=True) as client:
-        assert "hunter2" not in str([d.model_dump() for d in client.read_deployments()])
+    assert "hunter2" not in str([deployment.model_dump() for deployment in ours(jobs.parent)])
 
 
 def test_without_a_server_it_says_what_to_type(jobs: Path) -> None:

@@ -13,9 +13,9 @@ from uuid import uuid4
 import httpx
 import pytest
 from mlflow import MlflowClient
-from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from tests.orchestration.deployed_runs import remove
 from tests.processes import PREFECT, ZEUS_FLOWS, Forked, run_forked
 from tests.training_functions import write_job
 
@@ -41,9 +41,9 @@ def server(prefect_api: str, sqlite_uri: str, tmp_path: Path) -> Iterator[dict[s
         "ZEUS_FLOWS_STATE_DIR": str(tmp_path / "state"),
         "PYTHONPATH": str(ROOT),
     }
-    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
-        for deployment in client.read_deployments():
-            client.delete_deployment(deployment.id)
+    with temporary_settings({PREFECT_API_URL: prefect_api}):
+        for folder in (tmp_path, ROOT):
+            remove(folder)
 
 
 def prefect(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:

@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.builders import JOB
-from tests.training.model_rig import ModelRig
+from tests.ledger.brief import opened
+from tests.training.model_rig import KeepingTrainer, ModelRig
+from tests.training.rig import job_file
 from zeus_flows import killpoints
+from zeus_flows.core.gate import Question
 from zeus_flows.core.records import Outcome
-from zeus_flows.errors import ConfigError
+from zeus_flows.errors import ConfigError, StoreUnavailable
+from zeus_flows.job_file import Target
+from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.recurrence.loop import Recurrence, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.training.gate import Gate
+from zeus_flows.training.promotion import open_promoter
 
 
 @pytest.fixture
@@ -223,3 +232,77 @@ def test_two_passes_at_once_make_one_version_of_each_model(rig: ModelRig) -> Non
     assert sorted(tags["zf.recurrence"] for tags in rig.versions().values()) == ["1", "2"]
     champion = rig.versions()[rig.aliases()["champion"]]
     assert champion["zf.recurrence"] == "2"
+
+
+# -- the gate --------------------------------------------------------------------------------------------------------
+
+
+def gated(rig: ModelRig, found: float, *, accuracy: float, max_age: int | None = None) -> tuple[Recurrence, Question]:
+    """Run a recurrence whose gate finds so much of the champion; return it, and what the gate was asked."""
+    asked: list[Question] = []
+
+    def evaluate(question: Question) -> float:
+        asked.append(question)
+        return found
+
+    gate = Gate(evaluate, Target(metric="accuracy", value=0.9, better="higher"), max_age=max_age)
+    with opened(rig.uri, rig.folder, rig.job) as ledger:
+        promoter = rig.promoter_of(ledger)
+        trainer = KeepingTrainer(rig.uri, rig.folder, {"accuracy": accuracy, "recall": 0.9})
+        steps = LocalSteps(rig.job, ledger, trainer, gate=gate, champion=promoter.champion)
+        done = run_recurrence(rig.job, steps)
+        promoter.make_pass()
+    return done, asked[0]
+
+
+def test_a_gate_is_asked_about_the_champion_and_a_refused_challenger_counts_as_trained(rig: ModelRig) -> None:
+    rig.recur(0.95)
+    rig.make_pass()
+    done, question = gated(rig, 0.5, accuracy=0.80)  # trains, and is refused
+    assert not done.skipped
+    assert (question.trained_in, question.age) == (1, 1)
+    assert rig.aliases() == {"champion": 1, "challenger": 2}
+    done, question = gated(rig, 0.95, accuracy=0.80, max_age=2)
+    assert (question.trained_in, question.last_trained, question.age) == (1, 2, 1)
+    assert question.model_uri == rig.asked[0].model_uri
+    assert done.skipped  # the champion is two recurrences old, but a model was trained one ago
+    done, _ = gated(rig, 0.95, accuracy=0.96, max_age=2)
+    assert not done.skipped
+    assert rig.aliases() == {"champion": 3}
+
+
+# -- MLflow is away --------------------------------------------------------------------------------------------------
+
+
+def test_a_model_waits_on_this_machine_while_mlflow_is_away(rig: ModelRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.recur(0.80)
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("MLflow: away for a test")
+
+    with rig.promoter() as promoter, monkeypatch.context() as patch:
+        patch.setattr(Store, "_call", away)
+        promoter.check_owner()
+        (line,) = promoter.make_pass().lines
+        assert "is sent with the next recurrence" in line
+        assert promoter.champion() is None
+    rig.make_pass()
+    assert rig.aliases() == {"champion": 1}
+
+
+def test_models_of_a_job_behind_a_server_are_kept_and_judged(server_on_sqlite: str, tmp_path: Path) -> None:
+    rig = ModelRig(server_on_sqlite, tmp_path, job=replace(JOB, name="served"), name="served")
+    for accuracy in (0.80, 0.81, 0.70):
+        rig.recur(accuracy)
+        rig.make_pass()
+    assert rig.aliases() == {"champion": 2, "challenger": 3}
+
+
+def test_a_job_that_keeps_no_model_makes_no_call_for_one(rig: ModelRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("MLflow was asked")
+
+    with opened(rig.uri, rig.folder, rig.job) as ledger:
+        monkeypatch.setattr(Store, "_call", unwanted)
+        state_dir = rig.folder / "state"
+        assert open_promoter(job_file(), rig.job, ledger, tracking_uri=rig.uri, state_dir=state_dir) is None

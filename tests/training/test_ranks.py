@@ -22,6 +22,7 @@ from zeus_flows.ledger.memory import MemoryLedger
 from zeus_flows.recurrence.loop import run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.settings import read_settings
+from zeus_flows.training.keeping import open_model
 from zeus_flows.training.trainer import LocalTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
@@ -46,6 +47,7 @@ def together(session: Any, *, seen: str, breaks: str = "") -> None:
             if breaks == "killed" and session.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         session.report_metric(0.31 * epoch if session.rank == 0 else 0.0)
+    session.keep({"rank": torch.tensor([float(session.rank)])}, epochs=epoch)
     Path(seen, f"rank-{session.rank}").write_text(f"{epoch} {trained} {session.batch_size} {session.converged}")
     dist.destroy_process_group()
 
@@ -100,6 +102,9 @@ def test_all_ranks_train_their_share_and_stop_together(tmp_path: Path) -> None:
     assert (observed.outcome, observed.epochs, observed.gpu.count) == (Outcome.CONVERGED, 3, 2)
     assert observed.samples_per_epoch == SAMPLES
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["3 384 64 True"] * 2
+    (folder,) = (read_settings().state_dir / "models").glob("*/model")
+    kept = open_model(str(folder))
+    assert (kept.weights()["rank"].tolist(), kept.about) == ([0.0], {"epochs": 3})
 
 
 def test_energy_is_that_of_both_gpus(tmp_path: Path) -> None:

@@ -54,9 +54,10 @@ def capriccio_command(
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--tracking-uri", help="Where MLflow runs are, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--figure", type=click.Path(file_okay=False, path_type=Path), help="Folder to draw figure 10 into.")
+@click.option("--all", "every", is_flag=True, help="Show every window, not only the newest 20.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
-def drift_command(job: Path, tracking_uri: str | None, figure: Path | None, as_json: bool) -> None:
-    """Show the drift windows of the job that the file JOB describes: what ended each, and what changed."""
+def drift_command(job: Path, tracking_uri: str | None, figure: Path | None, every: bool, as_json: bool) -> None:
+    """Show the newest drift windows of the job that the file JOB describes: what ended each, and what changed."""
     from rich.console import Console
 
     from zeus_flows.job_file import load_job
@@ -64,9 +65,10 @@ def drift_command(job: Path, tracking_uri: str | None, figure: Path | None, as_j
 
     job_file = load_job(job)
     quiet_libraries()
-    from zeus_flows.reporting.drift_report import drift_document, read_drift, show_drift
+    from zeus_flows.reporting.drift_report import NEWEST, drift_document, read_drift, show_drift
 
-    history = read_drift(job_file, read_settings().tracking(tracking_uri, job_file.tracking_uri))
+    uri = read_settings().tracking(tracking_uri, job_file.tracking_uri)
+    history = read_drift(job_file, uri, most=None if every else NEWEST)
     if figure is not None:
         from zeus_flows.reporting.drift_report import draw_drift
 

@@ -11,9 +11,11 @@ import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.deploying import deploy_command
+from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
 from zeus_flows.cli.replay import replay
+from zeus_flows.ending import end_when_told, note_exit
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
 if TYPE_CHECKING:
@@ -32,7 +34,11 @@ class _Group(click.Group):
             error = WrongPlatform()
             click.echo(f"zeus-flows: {error}", err=True)
             sys.exit(error.exit_code)
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            note_exit(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+            raise
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -58,7 +64,7 @@ def main() -> None:
 
     \b
     Exit codes: 0 done, 2 a job file or flag is wrong, 3 the target was not reached,
-                4 no GPU can be used, 5 MLflow failed, 1 anything else.
+                4 no GPU can be used, 5 MLflow or Prefect failed, 1 anything else.
     """  # noqa: D301
 
 
@@ -111,6 +117,7 @@ def run(
         mode=None if mode is None else Mode(mode),
         as_json=as_json,
     )
+    end_when_told()
     sys.exit(local.dry_run(request) if dry_run else local.run(request))
 
 
@@ -124,7 +131,7 @@ def _of_a_job(command: Callable[..., None]) -> Callable[..., None]:
 @main.command()
 @_of_a_job
 def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
-    """Close recurrences of JOB whose process was killed. Every recurrence does this first."""
+    """Close recurrences of JOB whose process was killed; look after its models. Every recurrence does this first."""
     from zeus_flows.cli import upkeep
 
     sys.exit(upkeep.janitor(upkeep.LedgerOf(job, simulate, tracking_uri)))
@@ -228,6 +235,7 @@ def _server_checks() -> Sequence[CheckFunction]:
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
+main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
 main.add_command(drift_command)

@@ -16,6 +16,7 @@ from zeus_flows.errors import ConfigError
 if TYPE_CHECKING:
     from zeus_flows.job_file import SimulatedGpu
     from zeus_flows.orchestration.deployments import DeploymentChange
+    from zeus_flows.orchestration.janitors import JanitorChange
     from zeus_flows.orchestration.pools import PoolChange
 
 _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
@@ -70,7 +71,7 @@ def deploy_command(
     from zeus_flows.settings import quiet_libraries
 
     quiet_libraries()
-    from zeus_flows.orchestration import deployments, pools
+    from zeus_flows.orchestration import deployments, janitors, pools
 
     asked = deployments.DeploymentWishes(cron, timezone, pool, paused, grace_period)
     deployables = _deployables(files)
@@ -78,15 +79,19 @@ def deploy_command(
         changes = [deployments.plan(client, deployable, asked) for deployable in deployables]
         wanted = sorted({str(change.wanted["work pool"]) for change in changes})
         about_pools = [pools.plan_pool(client, name, lock=lock_pool) for name in wanted]
+        about_janitors = [janitors.plan_janitor(client, name) for name in wanted]
         if not as_json:
-            _show(changes, about_pools, str(client.api_url))
+            _show(changes, about_pools, about_janitors, str(client.api_url))
         if not dry_run:
             for about in about_pools:
                 pools.apply_pool(client, about)
+            for janitor in about_janitors:
+                janitors.apply_janitor(client, janitor)
             for change in changes:
                 deployments.apply(client, change)
     if as_json:
-        click.echo(json.dumps(_document(changes, about_pools, applied=not dry_run), indent=2))
+        document = _document(changes, about_pools, about_janitors, applied=not dry_run)
+        click.echo(json.dumps(document, indent=2))
     else:
         click.echo(_closing(changes, wanted, dry_run))
 
@@ -120,7 +125,12 @@ def _check_schedule(cron: str | None, timezone: str) -> None:
         raise ConfigError(f'{flag}: {what}; such as --cron "0 2 * * *" --timezone UTC, every night at two') from None
 
 
-def _show(changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange], api: str) -> None:
+def _show(
+    changes: Sequence[DeploymentChange],
+    about_pools: Sequence[PoolChange],
+    about_janitors: Sequence[JanitorChange],
+    api: str,
+) -> None:
     from zeus_flows.masking import without_secrets
     from zeus_flows.orchestration.deployments import shown
 
@@ -132,6 +142,11 @@ def _show(changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange]
             click.echo(
                 f"  open       work pool {pool.name}: whoever may start a run can replace "
                 f"{', '.join(pool.open_to_callers)}; --lock-pool takes that away"
+            )
+    for janitor in about_janitors:
+        if janitor.kind != "unchanged":
+            click.echo(
+                f"  {janitor.kind:<10} janitor/{janitor.pool}: closes what has died, where a run waits for a slot"
             )
     for change in changes:
         click.echo(f"  {change.kind:<10} {change.deployable.full_name}")
@@ -154,7 +169,11 @@ def _closing(changes: Sequence[DeploymentChange], wanted_pools: Sequence[str], d
 
 
 def _document(
-    changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange], *, applied: bool
+    changes: Sequence[DeploymentChange],
+    about_pools: Sequence[PoolChange],
+    about_janitors: Sequence[JanitorChange],
+    *,
+    applied: bool,
 ) -> dict[str, Any]:
     return {
         "applied": applied,
@@ -162,6 +181,7 @@ def _document(
             {"name": pool.name, "change": pool.change, "open_to_callers": list(pool.open_to_callers)}
             for pool in about_pools
         ],
+        "janitors": [{"pool": janitor.pool, "change": janitor.kind} for janitor in about_janitors],
         "deployments": [
             {
                 "name": change.deployable.full_name,

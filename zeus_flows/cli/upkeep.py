@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import click
+from rich.console import Console
 
 from zeus_flows.errors import ConfigError, StoreUnavailable
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.janitor import Swept, sweep_orphans
+from zeus_flows.ledger.mlflow.attempts import Progress, untold
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.importing import Columns, import_runs
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.repair import repair
 from zeus_flows.ledger.open_ledger import open_direct, open_durable
+from zeus_flows.reporting.console import progress_bar
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
 
 #: Seconds that the janitor may take where nobody waits to train.
@@ -45,7 +50,7 @@ class LedgerOf:
 
 
 def janitor(target: LedgerOf) -> int:
-    """Deliver what dead processes left in the outbox, close their recurrences, and discard runs nobody refers to."""
+    """Deliver what dead processes left here, close their recurrences, look after models, discard runs nobody names."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended
 
@@ -62,8 +67,11 @@ def janitor(target: LedgerOf) -> int:
     ) as durable:
         swept = durable.sweep(within_s=JANITOR_S, flow_run_ended=flow_run_ended, bury_flow_run=bury_flow_run)
         left = durable.left()
+        lines = _look_after_models(job_file, durable, uri, settings)
     for grave in swept.buried:
         click.echo(f"recurrence {grave.recurrence} was closed: {grave.why}")
+    for line in lines:
+        click.echo(line)
     if left:
         click.echo(f"what {left} attempts brought still waits here to be delivered")
     orphans, unseen = list[str](), [_unseen(swept)] if swept.why else []
@@ -80,6 +88,20 @@ def janitor(target: LedgerOf) -> int:
     if not swept.buried and not orphans:
         click.echo("nothing is dead; what another machine holds is dead after five minutes without a heartbeat")
     return 0
+
+
+def _look_after_models(job_file: JobFile, ledger: DurableLedger, uri: str, settings: Settings) -> Sequence[str]:
+    """Make a pass over a job's models; return what happened, as sentences."""
+    from zeus_flows.training.promotion import open_promoter
+
+    try:
+        promoter = open_promoter(job_file, job_file.core(), ledger, tracking_uri=uri, state_dir=settings.state_dir)
+        if promoter is None:
+            return ()
+        promoter.check_owner()
+    except ConfigError as error:  # the code that evaluates models may not be on this machine
+        return (f"models were not looked at: {error}",)
+    return promoter.make_pass().lines
 
 
 def _unseen(swept: Swept) -> str:
@@ -101,7 +123,8 @@ def reset(target: LedgerOf) -> int:
 def verify(target: LedgerOf) -> int:
     """Fold every run anew and compare with the state that decisions are taken on; exit 5 where they differ."""
     job_file, ledger, _, _ = target.open()
-    same, observations = ledger.verify()
+    with _reading() as told:
+        same, observations = ledger.verify(told)
     if same:
         click.echo(f"{job_file.name}: the state is the fold of all {observations} observations")
         return 0
@@ -122,7 +145,8 @@ def mend(target: LedgerOf) -> int:
     for line in repaired.lost:
         click.echo(f"cannot be rebuilt: {line}")
     ledger.history()
-    _, observations = ledger.verify()
+    with _reading() as told:
+        _, observations = ledger.verify(told)
     click.echo(f"{job_file.name}: the history is folded anew; {observations} observations count")
     return 0
 
@@ -134,9 +158,23 @@ def traces(target: LedgerOf, folder: Path) -> int:
     job_file, ledger, _, _ = target.open()
     rates = {b: job_file.learning_rate.at(b, job_file.default_batch_size) for b in job_file.batch_sizes}
     labels = TraceLabels(job_file.name, "model", job_file.optimizer, job_file.target.value, rates)
-    for file in write_traces(ledger.observations(), folder, labels):
+    with _reading() as told:
+        observations = ledger.observations(told)
+    for file in write_traces(observations, folder, labels):
         click.echo(f"wrote {file}")
     return 0
+
+
+@contextmanager
+def _reading() -> Iterator[Progress]:
+    """Show how far reading a whole history is, where somebody looks on."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield untold
+        return
+    with progress_bar(console) as bar:
+        task = bar.add_task("reading attempts", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def bring(

@@ -36,9 +36,8 @@ NO_GPU = (
     "no NVIDIA GPU can be used on this machine ({why}). To run on a simulated one type `--simulate v100`, "
     "or write `device: simulated-v100` in the job file; `zeus-flows doctor` says what was looked for."
 )
-SHARED = WhyNot(
-    Obstacle.SHARED, "the GPU is shared with others (MIG, MPS or time slicing): its power limit is theirs too"
-)
+SHARED = WhyNot(Obstacle.SHARED, "the GPU is shared with others (MPS or time slicing): its power limit is theirs too")
+SLICED = WhyNot(Obstacle.SHARED, "the GPU is cut into slices (MIG): its power limit is the others' too")
 
 
 def open_gpus(
@@ -102,6 +101,17 @@ def group_of_simulated(
         sensor="none" if shared else "model",
         work=work,
     )
+
+
+def untunable(gpus: Gpus) -> str:
+    """Return why no power limit can be tuned, or none be judged, in a word or two; empty where it can."""
+    why_not = gpus.power.why_not
+    for known, word in ((SLICED, "MIG"), (SHARED, "shared"), (NO_PERMISSION, "no permission")):
+        if why_not.startswith(known.text):
+            return word
+    if not gpus.power.can_set:
+        return "other"
+    return "no sensor" if gpus.sensor == "none" else ""
 
 
 def synchronize_cuda() -> None:
@@ -189,7 +199,7 @@ def _open_real(
             devices = _through_zeusd(devices, zeusd)
         guard = PowerGuard(devices, journal_folder(state_dir))
         opened.callback(guard.release)
-        why_not = SHARED if shared else guard.acquire()
+        why_not = SLICED if sliced else SHARED if shared else guard.acquire()
         denied = why_not is not None and why_not.obstacle is Obstacle.PERMISSION
         if denied and device == "auto" and zeusd.likely():
             try:

@@ -15,10 +15,9 @@ from zeus_flows.experiments.capriccio.file import load_experiment
 from zeus_flows.job_file import SimulatedGpu, load_job
 from zeus_flows.masking import without_secrets
 from zeus_flows.orchestration.pinned import digest_of
+from zeus_flows.orchestration.slots import TAG
 from zeus_flows.settings import Settings
 
-#: Every deployment of ours has it.
-TAG: Final = "zeus-flows"
 _SQLITE: Final = "sqlite:///"
 
 
@@ -32,8 +31,9 @@ class Deployable:
         name: The job's or the experiment's.
         parameters: What every run gets.
         free: Those of its parameters, beside the pinned ones, that a caller may state.
-        limit: How many of its runs may go on at once.
+        limit: How many of its runs may go on at once; None: any number.
         tags: What it and its runs are found by.
+        about: What people read of it.
     """
 
     path: Path
@@ -41,8 +41,9 @@ class Deployable:
     name: str
     parameters: dict[str, Any]
     free: tuple[str, ...]
-    limit: int
+    limit: int | None
     tags: tuple[str, ...]
+    about: str
 
     @property
     def full_name(self) -> str:
@@ -111,11 +112,20 @@ def _read(path: Path, pins: Pins, settings: Settings) -> Deployable:
         experiment = load_experiment(path)
         uri = settings.tracking(pins.tracking_uri, experiment.tracking_uri)
         pinned |= {"experiment_file": _place(path), **_pin(path, uri, folder)}
-        return Deployable(path, "capriccio", experiment.name, pinned, (), 1, (TAG, f"experiment:{experiment.name}"))
+        tags, about = (TAG, f"experiment:{experiment.name}"), _about("The drift experiment", experiment.name, path)
+        return Deployable(path, "capriccio", experiment.name, pinned, (), 1, tags, about)
     job = load_job(path)
     uri = settings.tracking(pins.tracking_uri, job.tracking_uri)
     pinned |= {"job_file": _place(path), **_pin(path, uri, folder), "simulate": pins.simulate}
-    return Deployable(path, "recurrence", job.name, pinned, ("seed", "mode"), 1, (TAG, f"job:{job.name}"))
+    tags, about = (TAG, f"job:{job.name}"), _about("One recurrence of the job", job.name, path)
+    return Deployable(path, "recurrence", job.name, pinned, ("seed", "mode"), 1, tags, about)
+
+
+def _about(what: str, name: str, path: Path) -> str:
+    return (
+        f"{what} {name}, as {path.name} says. Made by `zeus-flows deploy`: change the file and deploy it again. "
+        "Callers of runs can change nothing that is pinned."
+    )
 
 
 def _is_experiment(path: Path) -> bool:

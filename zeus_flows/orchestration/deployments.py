@@ -144,9 +144,7 @@ def apply(client: SyncPrefectClient, change: DeploymentChange) -> UUID:
         paused=wanted["paused"],
         work_pool_name=wanted["work pool"],
         concurrency_limit=wanted["limit"],
-        concurrency_options=ConcurrencyOptions(
-            collision_strategy=ConcurrencyLimitStrategy.ENQUEUE, grace_period_seconds=wanted["grace period"]
-        ),
+        concurrency_options=_concurrency(wanted),
         job_variables={},
     )
 
@@ -160,17 +158,24 @@ def _wanted(deployable: Deployable, asked: DeploymentWishes, before: Mapping[str
         "work pool": None if asked.served else asked.pool or before.get("work pool") or DEFAULT_POOL,
         "paused": before.get("paused", False) if asked.paused is None else asked.paused,
         "tags": list(deployable.tags),
-        "description": _description(deployable),
+        "description": deployable.about,
         "entrypoint": f"{deployed.__name__}.{deployable.flow}",
         "version": __version__,
         "limit": deployable.limit,
-        "grace period": asked.grace_s,
-        "collisions": ConcurrencyLimitStrategy.ENQUEUE.value,
+        "grace period": None if deployable.limit is None else asked.grace_s,
+        "collisions": None if deployable.limit is None else ConcurrencyLimitStrategy.ENQUEUE.value,
         "parameter schema": pinned_schema(flow, deployable),
         "schema is enforced": True,
         "job variables": {},
         "pull steps": [],
     }
+
+
+def _concurrency(wanted: Mapping[str, Any]) -> ConcurrencyOptions | None:
+    if wanted["limit"] is None:
+        return None
+    strategy = ConcurrencyLimitStrategy(wanted["collisions"])
+    return ConcurrencyOptions(collision_strategy=strategy, grace_period_seconds=wanted["grace period"])
 
 
 def _as_found(found: DeploymentResponse) -> dict[str, Any]:
@@ -219,14 +224,6 @@ def pinned_schema(flow: Flow[..., Any], deployable: Deployable) -> dict[str, Any
         "definitions": schema.get("definitions", {}),
         "additionalProperties": False,
     }
-
-
-def _description(deployable: Deployable) -> str:
-    what = "One recurrence of the job" if deployable.flow == "recurrence" else "The drift experiment"
-    return (
-        f"{what} {deployable.name}, as {deployable.path.name} says. Made by `zeus-flows deploy`: change the file and "
-        "deploy it again. Callers of runs can change nothing that is pinned."
-    )
 
 
 def _flat(state: Mapping[str, Any]) -> dict[str, Any]:

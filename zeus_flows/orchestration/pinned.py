@@ -18,8 +18,6 @@ from prefect import runtime
 from prefect.client.orchestration import get_client
 
 from zeus_flows.errors import ConfigError
-from zeus_flows.masking import without_secrets
-from zeus_flows.settings import Settings
 
 
 def digest_of(content: bytes) -> str:
@@ -82,15 +80,3 @@ def pinned_parameters(stated: dict[str, Any], *, free: Collection[str]) -> dict[
             f"otherwise; nothing has run\n  a caller may state {' and '.join(sorted(free)) or 'nothing'}"
         )
     return dict.fromkeys(stated) | pinned | {name: stated[name] for name in free if name in stated}
-
-
-def with_credentials(uri: str | None, settings: Settings) -> str | None:
-    """Return a pinned tracking URI with the credentials that this machine's environment has for it, if any.
-
-    >>> from zeus_flows.settings import read_settings
-    >>> here = read_settings({"MLFLOW_TRACKING_URI": "postgresql://me:secret@db/mlflow"})
-    >>> with_credentials("postgresql://db/mlflow", here), with_credentials("postgresql://elsewhere/mlflow", here)
-    ('postgresql://me:secret@db/mlflow', 'postgresql://elsewhere/mlflow')
-    """
-    ours = settings.tracking_uri
-    return ours if ours is not None and uri == without_secrets(ours) else uri

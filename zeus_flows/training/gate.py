@@ -18,6 +18,7 @@ from zeus_flows.core.gate import GateCheck, Question, judge, read_scores
 from zeus_flows.core.job import Mode
 from zeus_flows.job_file import JobFile, Target
 from zeus_flows.training.failures import no_exits, what_happened
+from zeus_flows.training.keeping import tracking_at
 from zeus_flows.training.trainer import Measure, check_call, load_function, timed
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,13 @@ def _whose(question: Question) -> str:
     return f"the model of recurrence {question.trained_in}"
 
 
-def load_gate(job_file: JobFile, *, measure: Measure = timed) -> Gate | None:
+def load_gate(job_file: JobFile, *, measure: Measure = timed, tracking_uri: str | None = None) -> Gate | None:
     """Return the gate that a job file names; None where it names none.
 
     Args:
         job_file: The job.
         measure: See `Gate`.
+        tracking_uri: Where MLflow is, for `open_model`.
 
     Raises:
         ConfigError: its function cannot be imported, or does not take its parameters.
@@ -95,6 +97,7 @@ def load_gate(job_file: JobFile, *, measure: Measure = timed) -> Gate | None:
     check_call(function, section.parameters, key="gate.parameters", first="question")
 
     def evaluate(question: Question) -> object:
-        return function(question, **section.parameters)
+        with tracking_at(tracking_uri):
+            return function(question, **section.parameters)
 
     return Gate(evaluate, job_file.target, max_age=section.max_age, measure=measure)

@@ -21,6 +21,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -87,11 +88,15 @@ class Keeper:
         place, self._place = self._place, None
         if place is None:
             return
-        if converged and place.model.exists():
-            place.write(StagedModel(self._ledger(), self._attempt))
-        else:
-            shutil.rmtree(place.folder, ignore_errors=True)
-        place.lock.release()
+        try:
+            if converged and place.model.exists():
+                place.write(StagedModel(self._ledger(), self._attempt))
+            else:
+                shutil.rmtree(place.folder, ignore_errors=True)
+        except OSError as error:
+            log.error("the model could not be kept: %s", error)
+        finally:
+            place.lock.release()
 
     def _own(self) -> _Place:
         while self._place is None:
@@ -276,3 +281,19 @@ def open_model(uri: str) -> KeptModel:
         folder = Path(download_artifacts(uri))
     about = folder / ABOUT
     return KeptModel(folder, json.loads(about.read_text(encoding="utf-8")) if about.exists() else {})
+
+
+@contextmanager
+def tracking_at(tracking_uri: str | None) -> Iterator[None]:
+    """Let MLflow's own functions look where the job's runs are, until the block ends."""
+    if tracking_uri is None:
+        yield
+        return
+    import mlflow
+
+    before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None  # type: ignore[no-untyped-call]
+    mlflow.set_tracking_uri(tracking_uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as it was

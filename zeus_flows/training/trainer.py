@@ -25,12 +25,13 @@ from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
 from zeus_flows.core.text import shown
+from zeus_flows.ending import tidied
 from zeus_flows.errors import CommandOutOfMemory, ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.host import open_host_meter
 from zeus_flows.gpu.meter import update_period_s
-from zeus_flows.gpu.open_gpus import open_gpus
+from zeus_flows.gpu.open_gpus import open_gpus, untunable
 from zeus_flows.gpu.simulated import Workload
 from zeus_flows.job_file import JobFile
 from zeus_flows.masking import masked
@@ -80,6 +81,7 @@ class LocalTrainer:
         with self._open(job_file.default_batch_size) as gpus:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
+            self.untunable = untunable(gpus)
             self.power_limits_w: tuple[float, ...] = gpus.power.limits_w if gpus.power.can_set else ()
             self._least_span_s = least_span_s(gpus)
 
@@ -131,7 +133,7 @@ class LocalTrainer:
                 host_energy_j=None if self._host is None else self._host.energy_j,
             )
             try:
-                with session.as_current(), no_exits():
+                with tidied(), session.as_current(), no_exits():
                     self._call(session, checkpoints, attempt_id)
                 observation = session.observation()
                 self._close(keeper, observation)
@@ -167,7 +169,8 @@ class LocalTrainer:
                     "the target was reached and no model was kept: %s",
                     "call session.keep(model) in the train function"
                     if self._job_file.train.command is None
-                    else f"nothing new is at model.path {self._job_file.model.path}",
+                    else f"the command wrote nothing to model.path {self._job_file.model.path}; it is stopped at the "
+                    "target, so let it save before it prints the metric",
                 )
         keeper.close(converged=observation.converged)
 

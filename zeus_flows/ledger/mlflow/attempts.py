@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +23,11 @@ log = logging.getLogger(__name__)
 
 #: Deleted runs that are looked at.
 _DELETED: Final = 200
+#: Attempts between two words on how far reading them is.
+_TOGETHER: Final = 100
+
+#: Told how many of how many are done.
+Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,10 @@ class OpenAttempt:
     run_id: str
     decision: Decision
     lease: str
+
+
+def untold(_done: int, _total: int) -> None:
+    """Tell nobody."""
 
 
 class Attempts:
@@ -80,6 +89,28 @@ class Attempts:
             except StoreError as error:
                 raise StoreError(f"run {run_id} of {self._job.name}: {error}") from None
         return tuple(still_open)
+
+    def read_many(self, run_ids: Iterable[str], told: Progress = untold) -> None:
+        """Read a whole history's attempts: what was observed straight from the tables, where MLflow has any.
+
+        Args:
+            run_ids: Which.
+            told: How far it is.
+        """
+        wanted = [run_id for run_id in run_ids if run_id not in self._closed]
+        done = 0
+        for found in self._store.params_of(wanted, names.OBSERVATION):
+            for run_id, params in found.items():
+                try:
+                    self._closed[run_id] = codec.load_observation(params[names.OBSERVATION])
+                except StoreError:
+                    continue  # read below, which says what is wrong
+            done += len(found)
+            told(done, len(wanted))
+        rest = [run_id for run_id in wanted if run_id not in self._closed]
+        for start in range(0, len(rest), _TOGETHER):
+            self.read(rest[start : start + _TOGETHER])
+            told(min(done + start + _TOGETHER, len(wanted)), len(wanted))
 
     def _leave_out(self, run_id: str, why: str) -> None:
         """Let an attempt count for nothing, and say so."""

@@ -25,13 +25,14 @@ from mlflow.entities import DatasetInput, Experiment, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.errors import ConfigError, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
+from zeus_flows.ledger.mlflow.tables import read_params
 from zeus_flows.masking import mask_logs
-from zeus_flows.settings import bound_mlflow
+from zeus_flows.settings import bound_mlflow, workspace
 
 T = TypeVar("T")
 
@@ -43,8 +44,12 @@ _COLLIDED: Final = re.compile(r"IntegrityError|UniqueViolation|UNIQUE constraint
 _CALL_S: Final = 30.0
 #: Runs read in one call; twice as many take five times as long.
 _TOGETHER: Final = 100
+#: Runs whose params are read from a database in one query.
+_ROWS_TOGETHER: Final = 500
 #: Tags that MLflow takes in one call.
 _TAGS_TOGETHER: Final = 100
+#: Packages of drivers that are not called as their module is.
+_PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -115,6 +120,15 @@ class Store:
             query = f"attributes.run_id IN ({','.join(repr(run_id) for run_id in some)})"
             found |= {str(run.info.run_id): run for run in self.search(experiment_ids, query, most=len(some))}
         return found
+
+    def params_of(self, run_ids: Sequence[str], *names: str) -> Iterator[dict[str, dict[str, str]]]:
+        """Yield params of many runs, some runs at a time, as far as a database can be asked for them directly.
+
+        Runs that were deleted or have none of the named params are left out, and all where MLflow is a server.
+        """
+        for start in range(0, len(run_ids), _ROWS_TOGETHER):
+            some = run_ids[start : start + _ROWS_TOGETHER]
+            yield self._repeat(lambda some=some: read_params(self.client, some, names))  # type: ignore[misc]
 
     def deleted(self, experiment_id: str, *, most: int) -> Sequence[Run]:
         """Return the newest runs of an experiment that were deleted and are not gone for good."""
@@ -326,12 +340,28 @@ class Store:
             raise StoreUnavailable("MLflow took too long") from None
         except (OSError, SQLAlchemyError) as error:
             raise StoreUnavailable(f"MLflow: {type(error).__name__}") from None
+        except ModuleNotFoundError as error:
+            package = _PACKAGES.get(error.name or "", error.name)
+            raise ConfigError(
+                f"{self.location} needs the module {error.name}, which is not installed: pip install {package}"
+            ) from None
         self.answered_s = time.monotonic()
         return answer
 
 
+def may_exist(tracking_uri: str) -> bool:
+    """Return whether there can be runs: asking MLflow would make a missing sqlite file.
+
+    >>> may_exist("sqlite:////no/such/folder/mlflow.db"), may_exist("https://mlflow.example.org")
+    (False, True)
+    """
+    return not tracking_uri.startswith("sqlite:///") or Path(tracking_uri.removeprefix("sqlite:///")).exists()
+
+
 def location(tracking_uri: str) -> str:
     """Return where a tracking URI points: the same from every folder, without user, password or options.
+
+    A server's workspace is part of it: what waits for one must never be delivered to another.
 
     >>> location("postgresql://me:secret@db:5432/mlflow?password=secret")
     'postgresql://db:5432/mlflow'
@@ -345,7 +375,9 @@ def location(tracking_uri: str) -> str:
     socket = [f"{name}={value}" for name, value in parse_qsl(parts.query) if name in ("host", "port")]
     if not parts.netloc:
         return parts.path
-    return "".join((parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket)))
+    inside = f"#{workspace(tracking_uri)}" if workspace(tracking_uri) else ""
+    where = (parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket), inside)
+    return "".join(where)
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T:

@@ -18,7 +18,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import Gap, InFlight, Observation
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import pages, set_aside, snapshot
-from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
+from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.windows import Windows
@@ -130,7 +130,7 @@ class HistoryReader:
         """Return the fold that the next decision would be taken on; writes nothing."""
         if not self._layout.exists():
             return policy.initial(self._job)
-        return self._fold(self._layout.look(), keep=False, outdated=False).state
+        return self._fold(self._as_opened(self._layout.look()), keep=False, outdated=False).state
 
     def unfinished(self) -> tuple[tuple[OpenAttempt, ...], Page]:
         """Return the attempts without an observation, and the pages on which recurrences may not have ended."""
@@ -148,9 +148,18 @@ class HistoryReader:
         self._attempts.read(page.attempts_of(recurrence).values())
         return self._attempts.counting(page, after=recurrence - 1, upto=recurrence)
 
-    def observations(self) -> tuple[Observation, ...]:
+    def _as_opened(self, window: CurrentWindow) -> CurrentWindow:
+        """Return the current window, or the one that a recurrence would open after it where it is not comparable."""
+        if self._layout.is_mine(window):
+            return window
+        if (earlier := self._layout.newest_of_mine()) is not None:
+            return replace(window, counts_from=earlier.counts_from, tags=earlier.tags)
+        counts_from = max(window.counts_from, snapshot.covers(window.tags) + 1)
+        return replace(window, counts_from=counts_from, tags=self._layout.about)
+
+    def observations(self, told: Progress = untold) -> tuple[Observation, ...]:
         """Return every observation that counts, in the fold's order, read from the runs."""
-        window, page = self._read_all()
+        window, page = self._read_all(told)
         return self._attempts.counting(page, after=window.counts_from - 1) if window else ()
 
     def gaps(self) -> tuple[Gap, ...]:
@@ -158,12 +167,12 @@ class HistoryReader:
         window, page = self._read_all()
         return self._attempts.gaps(page, after=window.counts_from - 1) if window else ()
 
-    def verify(self) -> tuple[bool, int]:
+    def verify(self, told: Progress = untold) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
         if not self._layout.exists():
             return True, 0
         state = self._fold(self._layout.look(), keep=False, outdated=False).state
-        window, page = self._read_all()
+        window, page = self._read_all(told)
         after = window.counts_from - 1 if window else 0
         folded = policy.fold(
             self._job, self._attempts.counting(page, after=after), self._attempts.gaps(page, after=after)
@@ -321,12 +330,13 @@ class HistoryReader:
         tags = snapshot.dump(known, head=head, over=window.tags) | dict(also or {})
         self._layout.tag(window, tags)
 
-    def _read_all(self) -> tuple[CurrentWindow | None, Page]:
+    def _read_all(self, told: Progress = untold) -> tuple[CurrentWindow | None, Page]:
         """Return the current window, and all pages as one, after reading every attempt that may count."""
         if not self._layout.exists():
             return None, Page()
         window, page = self._layout.look(), self._layout.read_pages(0)
-        self._attempts.read(run_id for (r, _), run_id in page.attempts.items() if r >= window.counts_from)
+        counting = [run_id for (r, _), run_id in page.attempts.items() if r >= window.counts_from]
+        self._attempts.read_many(counting, told)
         return window, page
 
     def _worth_reading(self, page: Page, window: CurrentWindow, *, after: int) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from mlflow.entities import Run
 
@@ -30,6 +30,9 @@ from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.places import find_places, ledger_name, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
+
+#: Pages that are as fast read one by one.
+_FEW: Final = 2
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -206,6 +209,20 @@ class Layout:
             self._hints[tag] = run_id
 
     @_naming_what_is_gone
+    def newest_windows(self, most: int | None = None) -> tuple[Run, ...]:
+        """Return the runs of the newest drift windows, or of all, in order."""
+        found = [self._store.run(self.look().run_id)]
+        while most is None or len(found) < most:
+            before = found[0].data.tags.get(names.PREVIOUS_WINDOW)
+            if not before and found[0].data.params[names.WINDOW] != "1":  # an earlier version opened it
+                chain = self.windows()
+                before = chain[chain.index(str(found[0].info.run_id)) - 1]
+            if not before:
+                break
+            found.insert(0, self._store.run(before))
+        return tuple(found)
+
+    @_naming_what_is_gone
     def windows(self) -> tuple[str, ...]:
         """Return the run ids of all drift windows, in order."""
         found = [self._require_root()[1]]
@@ -249,7 +266,11 @@ class Layout:
             tags: What else it says: a snapshot that is still of use, what was set aside.
         """
         candidate = self._create_window(
-            number=current.number + 1, opened_by=opened_by, first=first, counts_from=counts_from, tags=tags
+            number=current.number + 1,
+            opened_by=opened_by,
+            first=first,
+            counts_from=counts_from,
+            tags={**(tags or {}), names.PREVIOUS_WINDOW: current.run_id},
         )
         reached("after-create-window")
         self._store.log(current.run_id, tags={names.ENDED_BY: opened_by.value, names.EVIDENCE: fits_tag(evidence)})
@@ -357,10 +378,10 @@ class Layout:
     @_naming_what_is_gone
     def read_pages(self, after: int) -> Page:
         """Return all pages from the one with the recurrence after `after`, as one."""
-        page = Page()
-        for number in sorted(self.page_ids()):
-            if number >= pages.number_of(after + 1):
-                page.read(self._store.params(self._pages[number]))
+        page, ids = Page(), [i for n, i in sorted(self.page_ids().items()) if n >= pages.number_of(after + 1)]
+        known = {i: p for some in self._store.params_of(ids) for i, p in some.items()} if len(ids) > _FEW else {}
+        for run_id in ids:
+            page.read(known[run_id] if run_id in known else self._store.params(run_id))
         return page
 
     # -- what is part of it ------------------------------------------------------------------------------------------

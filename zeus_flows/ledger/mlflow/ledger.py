@@ -41,7 +41,7 @@ from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.mlflow import charts, names, pages
 from zeus_flows.ledger.mlflow import record_text as codec
-from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt
+from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
 from zeus_flows.ledger.mlflow.claims import Claims, open_claims
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
@@ -307,17 +307,17 @@ class MlflowLedger:
         """Return the fold that the next decision would be taken on; writes nothing."""
         return self._reader.state()
 
-    def observations(self) -> tuple[Observation, ...]:
-        """Return every observation that counts, in the fold's order, read from the runs."""
-        return self._reader.observations()
+    def observations(self, told: Progress = untold) -> tuple[Observation, ...]:
+        """Return every observation that counts, in the fold's order, read from the runs; `told` how far that is."""
+        return self._reader.observations(told)
 
     def gaps(self) -> tuple[Gap, ...]:
         """Return every recurrence that the fold passes over, in its order, read from the pages and runs."""
         return self._reader.gaps()
 
-    def verify(self) -> tuple[bool, int]:
+    def verify(self, told: Progress = untold) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
-        return self._reader.verify()
+        return self._reader.verify(told)
 
     def last_recurrence(self) -> int:
         """Return the newest recurrence number that was taken; 0 where none was."""

@@ -29,6 +29,7 @@ from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.packing import pack, unpack
+from zeus_flows.masking import masked
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,9 @@ class ModelRegistry:
         try:  # no bound: a model takes as long as it takes
             self.store.client.log_model_artifacts(model_id, str(folder))
         except Exception as error:  # artifact stores raise what they like
-            raise StoreUnavailable(f"the model could not be sent: {type(error).__name__}: {error}"[:300]) from None
+            raise StoreUnavailable(
+                masked(f"the model could not be sent: {type(error).__name__}: {error}")[:300]
+            ) from None
         reached("after-send-model")
         self.store.ask(lambda client: client.finalize_logged_model(model_id, "READY"))
         standing = self.store.set_once(run_id, names.MODEL, model_id)

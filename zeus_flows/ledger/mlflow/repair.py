@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from mlflow.entities import Experiment, Run, ViewType
@@ -178,6 +179,9 @@ class _Repair:
                 assert run is not None
                 self._link(chain[-1], names.NEXT_WINDOW, str(run.info.run_id))
             chain.append(run)
+        for before, after in pairwise(chain):
+            if after.data.tags.get(names.PREVIOUS_WINDOW) != before.info.run_id:
+                self._store.log(str(after.info.run_id), tags={names.PREVIOUS_WINDOW: str(before.info.run_id)})
         newest = str(chain[-1].info.run_id)
         if chain[0].data.tags.get(names.CURRENT_WINDOW, newest) != newest:
             self._store.log(str(chain[0].info.run_id), tags={names.CURRENT_WINDOW: newest})
