@@ -5,6 +5,7 @@
 | ZEUS_FLOWS_STATE_DIR | what must outlive a process: power journal, locks, outbox | XDG state home; /var/lib as root |
 | ZEUS_FLOWS_CACHE_DIR | what can be made again | XDG cache home |
 | MLFLOW_TRACKING_URI | where runs go, unless a flag or the job file says | sqlite:///mlflow.db |
+| MLFLOW_WORKSPACE | the team's part of an MLflow server that has workspaces | the server's default |
 | PREFECT_API_URL | where flow runs report to | an ephemeral server |
 | CUDA_VISIBLE_DEVICES | which GPUs the job has | all |
 | ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN | where the Zeus daemon listens | /run/zeusd/zeusd.sock |
@@ -55,9 +56,16 @@ class Settings:
         return uri
 
 
-def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that `environ` (the process's by default) states. Its secrets are masked from then on."""
-    env = os.environ if environ is None else environ
+def read_settings(environ: Mapping[str, str] | None = None, *, shared: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings that `environ` (the process's by default) states. Its secrets are masked from then on.
+
+    `shared` is what counts where that says nothing.
+
+    >>> read_settings({"ZEUSD_TOKEN": "mine"}, shared={"ZEUSD_TOKEN": "theirs"}).zeusd_token
+    'mine'
+    """
+    env: Mapping[str, str] = os.environ if environ is None else environ
+    env = {**(shared or {}), **{name: value for name, value in env.items() if value or name not in (shared or {})}}
     remember(*(secret for secret in secrets_of(env.items()) if not os.path.exists(secret)))  # noqa: PTH110
     home = Path(env.get("HOME") or "~").expanduser()
     state_home = Path("/var/lib") if os.geteuid() == 0 else home / ".local" / "state"
@@ -74,6 +82,11 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         zeusd_host_port=env.get("ZEUSD_HOST_PORT") or None,
         zeusd_token=env.get("ZEUSD_TOKEN") or None,
     )
+
+
+def workspace(tracking_uri: str) -> str:
+    """Return the workspace of an MLflow server that its client goes to; empty where nothing says one."""
+    return os.environ.get("MLFLOW_WORKSPACE", "") if tracking_uri.startswith(("http://", "https://")) else ""
 
 
 def public_uri(uri: str | None, what: str) -> str | None:
@@ -103,6 +116,7 @@ def quiet_libraries() -> None:
     ):
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # it tells each try to reach a database
 
 
 _BOUNDS = {

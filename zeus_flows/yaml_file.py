@@ -122,6 +122,9 @@ class Kind(Generic[M]):
                 close = difflib.get_close_matches(loc[-1][:LONGEST], known, n=1)
                 hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(sorted(known))}"
                 return f"{where} is not a key of this {self.name}; {hint}"
+            case "model_type" | "model_attributes_type" if loc:
+                known = _fields_beside(self.model, [*loc, ""])
+                return f"{where} is a section with keys of its own ({', '.join(known)}), not {shown(problem['input'])}"
             case "string_pattern_mismatch" if where in self.examples:
                 return f"{where} must look like '{self.examples[where]}', not {shown(problem['input'])}"
             case _:

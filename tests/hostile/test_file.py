@@ -47,6 +47,10 @@ WRONG = {
     "an unknown key that begins with list": (with_(list_of_things=1), "list_of_things is not a key of this job file"),
     "an unknown key that begins with literal": (with_(literal=1), "literal is not a key"),
     "an unknown key that begins with a bracket": (with_(**{"[x": 1}), "[x is not a key"),
+    "a value in place of a section": (
+        with_(learning_rate=0.1),
+        "learning_rate is a section with keys of its own (base, scaling), not 0.1",
+    ),
     "an unknown key within a section": (with_(power_limit={"list": 1}), "power_limit.list is not a key"),
     "an alternative of a type": (with_(power_limit={"limits": ["x"]}), "power_limit.limits.0: "),
     "a key that is no text": (with_(**{"power_limit": {1: 2}}), "keys should be strings"),

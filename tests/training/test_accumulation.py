@@ -105,7 +105,7 @@ def test_where_nothing_fits_the_recurrence_ends() -> None:
     assert [o.micro for _, o in done.attempts] == [64, 32, 16, 8, 4, 2, 1]
 
 
-@pytest.mark.parametrize(("accumulate", "attempts"), [(True, ["64", "2 x 32"]), (False, ["64", "32"])])
+@pytest.mark.parametrize(("accumulate", "attempts"), [(True, ["64", "2x32"]), (False, ["64", "32"])])
 def test_while_mlflow_is_away_memory_that_runs_out_is_answered_alike(
     monkeypatch: pytest.MonkeyPatch, attempts: list[str], *, accumulate: bool
 ) -> None:

@@ -242,6 +242,23 @@ def test_a_command_dies_with_the_process_that_started_it(tmp_path: Path) -> None
     assert not is_alive(pid)
 
 
+def test_a_command_that_outlives_a_killed_process_is_ended_by_the_next_attempt(run: Run, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train.py").write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('pid', 'w').write(str(os.getpid()))\nprint('acc=0.1')\ntime.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-m", "tests.training.test_command", str(elsewhere)])
+    pid = wait_for(elsewhere / "pid")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    time.sleep(0.2)
+    assert is_alive(pid)
+    run(EPOCHS)
+    assert not is_alive(pid)
+
+
 def test_what_is_left_behind_is_found_by_its_mark() -> None:
     words = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(words, env={**os.environ, "ZEUS_FLOWS_ATTEMPT": "abc"}) as process:

@@ -12,6 +12,7 @@ import pytest
 from tests.builders import JOB
 from tests.ledger.brief import opened
 from tests.training.model_rig import KeepingTrainer, ModelRig
+from tests.training.rig import job_file
 from zeus_flows import killpoints
 from zeus_flows.core.gate import Question
 from zeus_flows.core.records import Outcome
@@ -21,6 +22,7 @@ from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.training.gate import Gate
+from zeus_flows.training.promotion import open_promoter
 
 
 @pytest.fixture
@@ -294,3 +296,13 @@ def test_models_of_a_job_behind_a_server_are_kept_and_judged(server_on_sqlite: s
         rig.recur(accuracy)
         rig.make_pass()
     assert rig.aliases() == {"champion": 2, "challenger": 3}
+
+
+def test_a_job_that_keeps_no_model_makes_no_call_for_one(rig: ModelRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("MLflow was asked")
+
+    with opened(rig.uri, rig.folder, rig.job) as ledger:
+        monkeypatch.setattr(Store, "_call", unwanted)
+        state_dir = rig.folder / "state"
+        assert open_promoter(job_file(), rig.job, ledger, tracking_uri=rig.uri, state_dir=state_dir) is None

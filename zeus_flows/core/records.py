@@ -312,8 +312,8 @@ def unobserved(
 
 
 def in_parts(of: Decision | Observation) -> str:
-    """Return a batch size for people: as it is, or as the micro-batches that it is made up of, such as `4 x 64`."""
-    return f"{of.batch_size}" if of.micro == of.batch_size else f"{of.batch_size // of.micro} x {of.micro}"
+    """Return a batch size for people: as it is, or as the micro-batches that it is made up of, such as `4x64`."""
+    return f"{of.batch_size}" if of.micro == of.batch_size else f"{of.batch_size // of.micro}x{of.micro}"
 
 
 def decision_seed(job_seed: int, recurrence: int, attempt: int) -> int:

@@ -14,6 +14,7 @@ from prefect.events import emit_event
 from zeus_flows.core.job import Job
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, Observation, Outcome
+from zeus_flows.training.promotion import Promoted
 
 
 class Happening(StrEnum):
@@ -26,6 +27,8 @@ class Happening(StrEnum):
     LATE = "zeus-flows.late"  # the model will not, or may not, be ready in time; or was not
     BUDGET_SPENT = "zeus-flows.budget-spent"  # an exploration waits until enough is saved
     FAILED = "zeus-flows.failed"  # no attempt reached the target
+    PROMOTED = "zeus-flows.promoted"  # another model is champion
+    NOT_PROMOTED = "zeus-flows.not-promoted"  # a model was refused: it would replace a better one
 
 
 def tell(job: Job, what: Happening, *, recurrence: int, text: str, **numbers: Any) -> None:
@@ -63,6 +66,15 @@ def tell_decision(job: Job, decision: Decision) -> None:
         tell(job, Happening.LATE, **about, seconds_left=decision.asked.seconds_left if decision.asked else None)
     if kind is ReasonKind.HELD_BACK and job.exploration_budget is not None:
         tell(job, Happening.BUDGET_SPENT, **about)
+
+
+def tell_models(job: Job, promoted: Promoted, recurrence: int) -> None:
+    """Tell of a model that was made champion, and of those that were refused."""
+    for text in promoted.refused:
+        tell(job, Happening.NOT_PROMOTED, recurrence=recurrence, text=text)
+    if promoted.moved and promoted.champion is not None:
+        text = f"version {promoted.champion.number} is champion"
+        tell(job, Happening.PROMOTED, recurrence=recurrence, text=text, version=promoted.champion.number)
 
 
 def tell_observation(job: Job, observation: Observation) -> None:

@@ -17,7 +17,8 @@ from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.open_ledger import open_durable
 from zeus_flows.masking import mask_logs
-from zeus_flows.orchestration.events import Happening, tell
+from zeus_flows.orchestration.blocks import shared_settings
+from zeus_flows.orchestration.events import Happening, tell, tell_models
 from zeus_flows.orchestration.fleet import in_fleet
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
 from zeus_flows.orchestration.steps import PrefectSteps, show_models
@@ -25,7 +26,7 @@ from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.reporting.links import run_url
 from zeus_flows.reporting.text import seconds
-from zeus_flows.settings import public_uri, read_settings
+from zeus_flows.settings import public_uri
 from zeus_flows.training.gate import load_gate
 from zeus_flows.training.promotion import Promoter, open_promoter
 from zeus_flows.training.trainer import LocalTrainer
@@ -79,7 +80,7 @@ class RecurrenceFailed(TargetNeverReached):
 
 def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | None = None) -> Recurrence:
     """Run one recurrence inside a flow run."""
-    settings = read_settings()
+    settings = shared_settings()
     uri = settings.tracking(public_uri(tracking_uri, "the parameter tracking_uri"), job_file.tracking_uri)
     mask_logs()
     trainer = LocalTrainer(job_file, settings, tracking_uri=uri)
@@ -110,11 +111,9 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
             return open_promoter(
                 job_file,
                 job,
+                ledger,
                 tracking_uri=uri,
                 state_dir=settings.state_dir,
-                ledger=ledger.key,
-                experiment_id=lambda: ledger.experiment_id,
-                run_of=ledger.run_of,
                 measure=trainer.measure,
             )
 
@@ -136,7 +135,7 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
         done = run_recurrence(local.job, steps)
         after = models()
         if after is not None and not done.skipped:
-            show_models(after, done, job.name)
+            tell_models(job, show_models(after, done, job.name), done.number)
     if due is not None and not done.skipped and (left_s := _seconds_until(due)) < 0:
         text = f"recurrence {done.number} ended {seconds(-left_s)} after {job.ready_by}, by which it had to be ready"
         get_run_logger().warning("late: %s", text)

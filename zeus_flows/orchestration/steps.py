@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -57,7 +57,18 @@ def _gate(steps: LocalSteps, recurrence: int) -> GateCheck | None:
     return check
 
 
-@task(name="decide", cache_policy=NO_CACHE, retries=2, retry_delay_seconds=5, retry_condition_fn=_store_was_away)
+#: Seconds after which a task that only talks to MLflow is given up: its calls are bounded, so this is never reached.
+BACKSTOP_S: Final = 600.0
+
+
+@task(
+    name="decide",
+    cache_policy=NO_CACHE,
+    retries=2,
+    retry_delay_seconds=5,
+    retry_condition_fn=_store_was_away,
+    timeout_seconds=BACKSTOP_S,
+)
 def _decide(steps: LocalSteps, recurrence: int, earlier: _Opaque[tuple[Observation, ...]]) -> _Opaque[Attempt]:
     return _Opaque(steps.decide(recurrence, earlier.value))
 
@@ -76,7 +87,14 @@ def _train(steps: LocalSteps, attempt: _Opaque[Attempt]) -> _Opaque[Observation]
     return _Opaque(observation)
 
 
-@task(name="observe", cache_policy=NO_CACHE, retries=3, retry_delay_seconds=10, retry_condition_fn=_store_was_away)
+@task(
+    name="observe",
+    cache_policy=NO_CACHE,
+    retries=3,
+    retry_delay_seconds=10,
+    retry_condition_fn=_store_was_away,
+    timeout_seconds=BACKSTOP_S,
+)
 def _observe(steps: LocalSteps, done: _Opaque[tuple[Attempt, Observation]]) -> None:
     steps.observe(*done.value)
 
@@ -184,6 +202,8 @@ class PrefectSteps:
         try:
             return self._train(self._local, _Opaque(attempt)).value
         except AttemptFailed as failure:
+            text = failure.observation.detail
+            tell(self._local.job, Happening.FAILED, recurrence=attempt.decision.recurrence, text=text)
             self._local.failed(attempt, failure)
 
     def observe(self, attempt: Attempt, observation: Observation) -> None:

@@ -17,9 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from zeus_flows.ledger.lease import is_gone, read_holder, this_process
 from zeus_flows.masking import masked
 from zeus_flows.training.forms.launcher import PASS, STEP
 
+log = logging.getLogger(__name__)
 #: The output's own log: the flow shows it in Prefect.
 output_log = logging.getLogger("zeus_flows.output")
 
@@ -32,6 +34,7 @@ MOST_SHOWN: Final = 1_000
 LONGEST_LINE: Final = 10_000
 #: Names the processes of an attempt, wherever they have gone.
 MARK: Final = "ZEUS_FLOWS_ATTEMPT"
+_MARKED: Final = f"{MARK}=".encode()
 _TICK_S: Final = 0.2
 #: How long processes that were killed are waited for, and how often they are looked for.
 _DYING_S: Final = 5.0
@@ -73,6 +76,7 @@ class Child:
         output: Path,
         grace_s: float,
     ) -> None:
+        end_orphans()
         self._mark, self._grace_s = mark, grace_s
         self._kept = output.open("wb")
         self._left_out = self._shown = 0
@@ -189,11 +193,30 @@ class Child:
         return line
 
 
+def new_mark() -> str:
+    """Return what names an attempt of this process, unlike any other, and tells later whether this process is there."""
+    return this_process().dump()
+
+
 def left_behind(mark: str) -> list[int]:
     """Return the processes of an attempt that are still there, whatever group they are in; none but on Linux."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    return [pid for pid, found in _marked() if found == mark]
+
+
+def end_orphans() -> None:
+    """End what trains for a process that was killed: it got SIGTERM then, and nobody was left to follow that up."""
+    for pid, mark in _marked():
+        holder = read_holder(mark)
+        if holder is not None and is_gone(holder) and pid != os.getpid():
+            log.warning("process %d trains for a process that is gone: it is ended", pid)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _marked() -> Iterator[tuple[int, str]]:
+    """Yield the processes of attempts, with their marks."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
+            for word in (folder / "environ").read_bytes().split(b"\0"):
+                if word.startswith(_MARKED):
+                    yield int(folder.name), word.removeprefix(_MARKED).decode(errors="replace")

@@ -16,7 +16,6 @@ import shutil
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from zeus_flows.job_file import JobFile, TrainSection, filled
 from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
-from zeus_flows.training.forms.child import Child, Told
+from zeus_flows.training.forms.child import Child, Told, new_mark
 from zeus_flows.training.forms.metric_source import MetricReader, as_number, metric_reader
 from zeus_flows.training.session import Session
 
@@ -83,7 +82,7 @@ class Command:
             CommandFailed: it ended with an error, or its metric never came; the arm is not blamed.
             CommandOutOfMemory: its output says that the GPU's memory did not suffice.
         """
-        mark = uuid.uuid4().hex
+        mark = new_mark()
         with tempfile.TemporaryDirectory(prefix="zeus-flows-") as scratch:
             output, began = Path(scratch) / "output.txt", Path(scratch) / "began"
             began.touch()
@@ -117,8 +116,6 @@ class Command:
         files = [path, *path.rglob("*")] if path.exists() else []
         if any(file.is_file() and file.stat().st_mtime >= began_s for file in files):
             session.keep(path)
-        else:
-            log.warning("%s %s", path, "was not written in this attempt" if files else "is not there")
 
     def _argv(self, words: list[str]) -> list[str]:
         """Return what is started: the launcher, which starts the command."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from zeus_flows.errors import TrainingError
 from zeus_flows.job_file import TrainSection
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher, rank_session
-from zeus_flows.training.forms.child import Child, Told
+from zeus_flows.training.forms.child import Child, Told, new_mark
 from zeus_flows.training.forms.command import raise_failure, torchrun
 from zeus_flows.training.forms.rank_session import FOLDER, TOLD, AttemptOfRanks, answer_file, kept_folder
 from zeus_flows.training.session import Session
@@ -68,7 +67,7 @@ class RankedFunction:
                 [sys.executable, launcher.__file__, "--exec", *torchrun(self.gpus), "-m", rank_session.__name__],
                 folder=Path.cwd(),
                 environment=environment_of_child({FOLDER: str(folder)}),
-                mark=uuid.uuid4().hex,
+                mark=new_mark(),
                 output=folder / "output.txt",
                 grace_s=_GRACE_S,
             ) as child:
