@@ -116,6 +116,7 @@ def quiet_libraries() -> None:
     ):
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # it tells each try to reach a database
 
 
 _BOUNDS = {

@@ -25,7 +25,7 @@ from mlflow.entities import DatasetInput, Experiment, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.errors import ConfigError, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
 from zeus_flows.ledger.mlflow.links import intact
@@ -48,6 +48,8 @@ _TOGETHER: Final = 100
 _ROWS_TOGETHER: Final = 500
 #: Tags that MLflow takes in one call.
 _TAGS_TOGETHER: Final = 100
+#: Packages of drivers that are not called as their module is.
+_PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -338,6 +340,11 @@ class Store:
             raise StoreUnavailable("MLflow took too long") from None
         except (OSError, SQLAlchemyError) as error:
             raise StoreUnavailable(f"MLflow: {type(error).__name__}") from None
+        except ModuleNotFoundError as error:
+            package = _PACKAGES.get(error.name or "", error.name)
+            raise ConfigError(
+                f"{self.location} needs the module {error.name}, which is not installed: pip install {package}"
+            ) from None
         self.answered_s = time.monotonic()
         return answer
 

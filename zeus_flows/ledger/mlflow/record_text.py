@@ -189,6 +189,10 @@ def _write_observation(observation: Observation) -> dict[str, Any]:
     return plain
 
 
+#: Counts beyond this are no float any more.
+_MOST_COUNTED: Final = 2**53
+
+
 def _read_observation(data: dict[str, Any], schema: int) -> Observation:
     if schema > 1:
         data["power_limit_w"] = _setting(data)
@@ -196,7 +200,10 @@ def _read_observation(data: dict[str, Any], schema: int) -> Observation:
             data["profile"] = _read_profile(data, data["profile"])
         if "parts" in data:
             data["parts"] = _read_parts(data["parts"])
-    return from_plain(Observation, data)
+    observation = from_plain(Observation, data)
+    if max(map(abs, (observation.recurrence, observation.epochs, observation.samples_per_epoch))) > _MOST_COUNTED:
+        raise ValueError("a count is greater than any that can be meant")
+    return observation
 
 
 def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str, Any]:
