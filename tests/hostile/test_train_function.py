@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from mlflow import MlflowClient
 
 from tests.builders import decision
 from tests.hostile.conftest import Command
+from tests.processes import ZEUS_FLOWS, Forked
 from tests.training_functions import write_job
 from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.json import jsonable, plain_text
@@ -72,6 +75,8 @@ def test_a_train_function_that_breaks_oddly_exits_1_and_its_attempt_is_closed(
 
 #: What a function may do after it has reached the target: the observation counts, and the process ends.
 HARMS = [
+    "closes standard output",
+    "leaves a thread",
     "deletes the state directory",
     "forks",
     "forks and comes back",
@@ -91,3 +96,29 @@ def test_what_converged_is_kept_and_the_process_ends_whatever_is_done_then(
     assert [o.outcome for o in seen] == [Outcome.CONVERGED], done.stderr
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_train_function_that_closes_all_files_loses_nothing_and_the_process_ends(
+    zeus_flows: Command, sqlite_uri: str, tmp_path: Path
+) -> None:
+    """Connections to MLflow and Prefect are gone; the next recurrence delivers what waits in the outbox."""
+    job = misbehaving(tmp_path, "converges_then", {"what": "closes all files"})
+    done = zeus_flows("run", str(job), cwd=tmp_path, timeout=60)
+    assert "training closed this process's files; the next recurrence delivers what it brought" in done.stderr
+    assert done.returncode == 1
+    assert zeus_flows("janitor", str(job), cwd=tmp_path).returncode == 0
+    assert [o.outcome for o in outcomes(sqlite_uri)] == [Outcome.CONVERGED]
+
+
+def test_sigterm_ends_a_training_that_catches_everything(prefect_api: str, sqlite_uri: str, tmp_path: Path) -> None:
+    job = misbehaving(tmp_path, "deaf")
+    environment = os.environ | {"PREFECT_API_URL": prefect_api, "MLFLOW_TRACKING_URI": sqlite_uri}
+    process = Forked(ZEUS_FLOWS, "run", str(job), cwd=tmp_path, env=environment)
+    try:
+        process.wait_until_it_says("training")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 143
+    finally:
+        process.kill()
+    assert process.stderr.strip().splitlines()[-1].startswith("zeus-flows: SIGTERM: training did not stop")
+    assert "Traceback" not in process.stderr
