@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ def run(request: Request) -> int:
     view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
     with view.live():
         quiet_libraries()
+        _warm_up(uri)
         for _ in range(request.recurrences):
             done.append(_run_flow(request))
             view.recurrence(done[-1])
@@ -84,6 +86,18 @@ def run(request: Request) -> int:
             view.say(_champion(job_file, uri))
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
+
+
+def _warm_up(uri: str) -> None:
+    """Start Prefect's server, where none is configured, and load what is heavy meanwhile: MLflow, scipy, the flow."""
+    from zeus_flows.orchestration.ephemeral_server import start_server
+
+    wait_for_server = start_server()
+    import_module("zeus_flows.orchestration.recurrence_flow")
+    import_module("zeus_flows.ledger.open_ledger")
+    if not uri.startswith("http"):
+        import_module("mlflow.store.tracking.sqlalchemy_store")
+    wait_for_server()
 
 
 def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
@@ -111,6 +125,7 @@ def dry_run(request: Request) -> int:
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
     quiet_libraries()
+    _warm_up(uri)
     job = _in_fleet(request, job_file.core(trainer.energy_source))
     state, number, set_aside = policy.initial(job), 1, None
     if _exists(uri):
