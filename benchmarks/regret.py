@@ -3,6 +3,7 @@
     nice python benchmarks/regret.py --traces FOLDER [--seeds 20] [--gpu v100] [--skip drift|elsewhere] [--json]
     nice python benchmarks/regret.py --traces FOLDER --speed    # only how fast a replay is
     nice python benchmarks/regret.py --traces FOLDER --sources DATA [--half design|kept] [--skip SOURCE]
+    nice python benchmarks/regret.py --traces FOLDER --sources DATA --front [--half design|kept]
     nice python benchmarks/regret.py --traces FOLDER --sources DATA --learning
     nice python benchmarks/regret.py --traces FOLDER --transfers
 
@@ -14,7 +15,8 @@ least of several goes.
 `--sources` measures nothing but regret over `zeus-paper`'s on the published traces and on every source with a recipe in
 `benchmarks/sources/`, whose data are below DATA: 20, 50 and 200 recurrences, 10 seeds. Constants were tuned on the
 published traces and on every other workload of each recipe's source (`--half design`); the rest was kept aside to judge
-(`--half kept`). With `--learning` it measures instead what a prior learnt from other workloads' jobs spares a new job.
+(`--half kept`). With `--front` it shows instead what rarer and more frequent looks gain and cost on each source, with
+`--learning` what a prior learnt from other workloads' jobs spares a new job.
 `--transfers` measures what 30 recurrences on one GPU spare a job on another.
 """
 
@@ -29,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import regret_elsewhere
+import regret_front
 import regret_learning
 import regret_published
 import regret_sources
@@ -87,6 +90,11 @@ def others(options: argparse.Namespace, goal: Goals) -> dict[str, Any]:
         regret_learning.goals(found, goal)
         if not options.json:
             regret_learning.show(found, seeds)
+    elif options.sources and options.front:
+        each = regret_front.measure_each(gathered, seeds=seeds, processes=options.processes)
+        result |= {"half": options.half, "front": (found := regret_front.summary(each))}
+        if not options.json:
+            regret_front.show(found, seeds)
     elif options.sources:
         results = regret_sources.measure(gathered, seeds=seeds, processes=options.processes)
         result |= {"half": options.half, "by_source": (found := regret_sources.summary(results))}
@@ -109,6 +117,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True, help="folder of the published traces")
     parser.add_argument("--sources", type=Path, metavar="DATA", help="folder that the recipes' files are below")
     parser.add_argument("--learning", action="store_true", help="with --sources: only what other jobs would teach one")
+    parser.add_argument("--front", action="store_true", help="with --sources: only what looks gain and cost")
     parser.add_argument("--transfers", action="store_true", help="measure what is learnt for other GPUs")
     parser.add_argument("--speed", action="store_true", help="measure nothing but replay speed")
     parser.add_argument("--gpu", action="append", dest="gpus")
@@ -122,6 +131,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.learning and (not options.sources or options.half):
         parser.error("--learning needs --sources DATA and takes all its workloads: leave --half out")
+    if options.front and (not options.sources or options.learning):
+        parser.error("--front needs --sources DATA, and goes without --learning")
     if options.speed:
         regret_published.show_speed(options.traces, options.gpus or regret_published.GPUS)
         return
@@ -129,7 +140,7 @@ def main() -> None:
     result = (others if options.sources or options.transfers else published)(options, goal)
     if options.json:
         print(json.dumps(finite(result | {"goals": goal.lines}), indent=2))
-    else:
+    elif goal.lines:
         goal.show()
 
 

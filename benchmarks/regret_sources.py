@@ -108,20 +108,25 @@ def take_half(every: Sequence[Cell], half: str | None) -> list[Cell]:
     return [cell for cell in every if cell.workload in taken]
 
 
-def measure(found: Mapping[str, Sequence[Cell]], *, seeds: int, processes: int) -> list[Result]:
+def measure(
+    found: Mapping[str, Sequence[Cell]], *, seeds: int, processes: int, policies: tuple[str, ...] = POLICIES
+) -> list[Result]:
     """Replay every cell with every policy."""
-    tasks = [(source, cell, seeds) for source, some in found.items() for cell in some]
+    tasks = [(source, cell, seeds, policies) for source, some in found.items() for cell in some]
     if not tasks:
         sys.exit("there is no cell to measure: every source is skipped, or has no workload in this half")
     results: list[Result] = []
     for done, (cell, some) in enumerate(_each(tasks, processes), start=1):
         results += some
         print(f"  {done} of {len(tasks)}: {cell}", file=sys.stderr)
-    order = {(source, cell.name): n for n, (source, cell, _) in enumerate(tasks)}
+    order = {(source, cell.name): n for n, (source, cell, *_) in enumerate(tasks)}
     return sorted(results, key=lambda r: (order[r.source, r.cell], POLICIES.index(r.policy)))
 
 
-def _each(tasks: Sequence[tuple[str, Cell, int]], processes: int) -> Iterator[tuple[str, list[Result]]]:
+_Task = tuple[str, Cell, int, tuple[str, ...]]
+
+
+def _each(tasks: Sequence[_Task], processes: int) -> Iterator[tuple[str, list[Result]]]:
     if processes < 2:
         yield from map(_all_policies, tasks)
         return
@@ -129,9 +134,9 @@ def _each(tasks: Sequence[tuple[str, Cell, int]], processes: int) -> Iterator[tu
         yield from pool.imap_unordered(_all_policies, tasks)
 
 
-def _all_policies(task: tuple[str, Cell, int]) -> tuple[str, list[Result]]:
-    source, cell, seeds = task
-    return cell.name, [run(source, cell, policy, seeds) for policy in POLICIES]
+def _all_policies(task: _Task) -> tuple[str, list[Result]]:
+    source, cell, seeds, policies = task
+    return cell.name, [run(source, cell, policy, seeds) for policy in policies]
 
 
 def run(source: str, cell: Cell, policy: str, seeds: int) -> Result:

@@ -25,6 +25,8 @@
     + UnreadableRecord      a stored decision or observation is broken
     + LedgerDamaged         a run or experiment of the ledger was deleted; `zeus-flows ledger repair` mends it
 
+  x PrefectUnavailable      did not answer (exit 5)
+
 `exit_code` is what the command line exits with.
 """
 
@@ -143,3 +145,9 @@ class UnreadableRecord(StoreError):
 
 class LedgerDamaged(StoreError):
     """A run or experiment that holds the ledger together was deleted. Nothing else is lost: it can be mended."""
+
+
+class PrefectUnavailable(ZeusFlowsError):
+    """Prefect's API did not answer, so that no flow can run."""
+
+    exit_code = 5

@@ -5,6 +5,7 @@
 | ZEUS_FLOWS_STATE_DIR | what must outlive a process: power journal, locks, outbox | XDG state home; /var/lib as root |
 | ZEUS_FLOWS_CACHE_DIR | what can be made again | XDG cache home |
 | MLFLOW_TRACKING_URI | where runs go, unless a flag or the job file says | sqlite:///mlflow.db |
+| MLFLOW_WORKSPACE | the team's part of an MLflow server that has workspaces | the server's default |
 | PREFECT_API_URL | where flow runs report to | an ephemeral server |
 | CUDA_VISIBLE_DEVICES | which GPUs the job has | all |
 | ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN | where the Zeus daemon listens | /run/zeusd/zeusd.sock |
@@ -83,6 +84,11 @@ def read_settings(environ: Mapping[str, str] | None = None, *, shared: Mapping[s
     )
 
 
+def workspace(tracking_uri: str) -> str:
+    """Return the workspace of an MLflow server that its client goes to; empty where nothing says one."""
+    return os.environ.get("MLFLOW_WORKSPACE", "") if tracking_uri.startswith(("http://", "https://")) else ""
+
+
 def public_uri(uri: str | None, what: str) -> str | None:
     """Return a URI that may be a flow's parameter, which everyone can read; `what` is what the user calls it.
 
@@ -110,6 +116,7 @@ def quiet_libraries() -> None:
     ):
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.ERROR)  # it tells each try to reach a database
 
 
 _BOUNDS = {

@@ -41,6 +41,12 @@ def test_a_step_that_no_law_has_is_followed_by_wider_beliefs() -> None:
     assert stepped.variance[WIDE.index(64)] > 4 * smooth.variance[WIDE.index(64)]
 
 
+def test_a_step_next_door_does_not_talk_an_arm_out_of_what_its_own_run_took() -> None:
+    job = Job("t", WIDE, 16, 200)
+    belief = believe({16: 3, 32: 3}, job).stop(64, 9, max_epochs=200)
+    assert math.exp(belief.posterior.mean[WIDE.index(32)]) < 3.5
+
+
 def test_a_window_of_the_job_counts_the_newest_runs_of_all_arms() -> None:
     job = Job("t", ARMS, 32, 100, window=3, window_of=WindowOf.JOB, drift=Drift.IGNORE)
     runs = {8: 10, 16: 11, 32: 12, 64: 13}

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from tests.core import builders
 from tests.core.builders import V100, profile
+from zeus_flows.core.belief import EpochsBelief, StoppedRuns
+from zeus_flows.core.policy.base import Costs, View
+from zeus_flows.core.policy.outlook import Outlook
+from zeus_flows.core.policy.trials import look_at
 from zeus_flows.core.records import Outcome
 from zeus_flows.experiments.replay.comparison import dearest, default_run
 from zeus_flows.experiments.replay.replaying import replay, replay_job
@@ -61,6 +67,27 @@ def test_looks_become_rare_but_are_never_over(policy: str) -> None:
     tries = [r for r, b, _ in explored(flat, policy, recurrences=3_000, seed=0) if b < 128]
     assert any(r <= 10 for r in tries)
     assert 1 <= sum(r > 500 for r in tries) <= 10, "what its own runs have not ruled out is looked at later too"
+
+
+def test_an_optimum_behind_a_dearer_batch_size_is_found_by_a_look() -> None:
+    humped = trace({16: 12, 32: 16, 64: 36, 128: 40, 256: 40}, default=256, curves=False)
+    tries = explored(humped, "thompson", recurrences=40, seed=0)
+    assert any(b < 64 for _, b, _ in tries)
+
+
+def test_looks_that_found_nothing_make_the_next_one_worth_less() -> None:
+    job = builders.job("thompson")
+    belief = EpochsBelief.empty(job.batch_sizes, 32).complete(job, 32, 30).complete(job, 32, 31)
+    costs = Costs({16: 110.0, 32: 100.0})
+    view = View(builders.ask(40), job.batch_sizes, 32, may_explore=True, look_up_costs=lambda: costs)
+
+    def worth(fruitless: int) -> float:
+        stopped = tuple(StoppedRuns(fruitless if b == 128 else 0) for b in job.batch_sizes)
+        look = look_at(Outlook(job, replace(belief, stopped=stopped, completions=3_000), view), 1)
+        return look.worth if look is not None else 0.0
+
+    assert worth(0) > worth(1) > 0
+    assert worth(1_000) == 0
 
 
 def test_a_look_costs_a_fraction_of_a_run_where_curves_tell() -> None:

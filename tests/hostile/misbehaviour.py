@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -9,9 +10,13 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 from tests.training_functions import noisy
 from zeus_flows.training.session import Session
+
+#: Longer than anybody waits here, and not for ever.
+LONG_S = 45.0
 
 
 def tells_secrets(session: Session, *, uri: str) -> None:
@@ -91,10 +96,10 @@ def converges_then(session: Session, *, what: str) -> None:
         case "deletes the state directory":
             shutil.rmtree(os.environ["ZEUS_FLOWS_STATE_DIR"])
         case "leaves a thread":
-            threading.Thread(target=time.sleep, args=(3600,), name="left").start()
+            threading.Thread(target=time.sleep, args=(LONG_S,), name="left").start()
         case "forks":
             if os.fork() == 0:
-                time.sleep(3600)
+                time.sleep(LONG_S)
                 os._exit(0)
         case "forks and comes back":
             os.fork()
@@ -116,3 +121,28 @@ def converges_then(session: Session, *, what: str) -> None:
 def leaves(session: Session) -> None:
     """End the process with a word."""
     exits(session, code="so long")
+
+
+def deaf(session: Session) -> None:
+    """Train on, whatever is raised here."""
+    for _ in session.epochs():
+        print("training", flush=True)
+        until = time.monotonic() + LONG_S
+        while time.monotonic() < until:
+            with contextlib.suppress(BaseException):
+                time.sleep(0.05)
+
+
+def rowdy(session: Any) -> None:
+    """Train on several ranks: print much, fork away, leave a thread, hear no SIGTERM; and reach the target."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for epoch in session.epochs():
+        list(session.steps([0] * 4))
+        for _ in range(5):
+            print("x" * 1_000_000)
+        session.report_metric(float(epoch))
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(LONG_S)
+        os._exit(0)
+    threading.Thread(target=time.sleep, args=(LONG_S,)).start()

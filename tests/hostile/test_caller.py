@@ -213,3 +213,30 @@ def test_a_planted_secret_is_nowhere_but_in_the_training_s_environment(
     for text in (done.stdout, done.stderr, prefect, mlflow):
         assert PASSWORD not in text
         assert "sk-planted-key" not in text
+
+
+#: What is missing or wrong around the command: the environment, the exit code and what the one sentence says.
+AROUND: dict[str, tuple[dict[str, str], int, str]] = {
+    "Prefect is away": (
+        {"PREFECT_API_URL": "http://me:pw@127.0.0.1:9/api"},
+        5,
+        "Prefect does not answer at http://127",
+    ),
+    "a driver is missing": ({"MLFLOW_TRACKING_URI": "mssql://db/mlflow"}, 2, "needs the module pyodbc, which is not"),
+    "a store of no kind": ({"MLFLOW_TRACKING_URI": "foo://bar"}, 5, "unsupported URI 'foo://bar'"),
+    "a state directory that is a file": ({"ZEUS_FLOWS_STATE_DIR": "job.yaml"}, 5, "set ZEUS_FLOWS_STATE_DIR"),
+    "a state directory that cannot be": ({"ZEUS_FLOWS_STATE_DIR": "/proc/x"}, 5, "set ZEUS_FLOWS_STATE_DIR"),
+}
+
+
+@pytest.mark.parametrize("what", AROUND)
+def test_what_is_wrong_around_the_command_is_one_sentence_and_an_exit_code(
+    what: str, zeus_flows: Command, tmp_path: Path
+) -> None:
+    environment, code, words = AROUND[what]
+    write_job(tmp_path / "job.yaml")
+    done = zeus_flows("run", "job.yaml", cwd=tmp_path, **environment)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("zeus-flows: ")]
+    assert words in done.stderr[done.stderr.index(sentence) :]
+    assert "pw@" not in done.stdout + done.stderr

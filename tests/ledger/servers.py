@@ -21,6 +21,7 @@ import pytest
 from werkzeug.security import generate_password_hash
 
 USER, PASSWORD = "admin", "planted-Secret-12345"
+TEAMS = ("red", "blue")  # users of the server with authentication, with the same password
 
 
 def free_port() -> int:
@@ -115,6 +116,8 @@ def _server_with_authentication(_migrated_database: Path, tmp_path_factory: pyte
         with sqlite3.connect(folder / "auth.db") as users:  # MLflow hashes for a second in every call; once will do
             quick = generate_password_hash(PASSWORD, method="pbkdf2:sha256:1")
             users.execute("update users set password_hash = ?", (quick,))
+            for team in TEAMS:
+                users.execute("insert into users (username, password_hash, is_admin) values (?, ?, 0)", (team, quick))
         yield address
 
 

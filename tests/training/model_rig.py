@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from mlflow import MlflowClient
 
 from tests.builders import JOB
@@ -22,8 +25,9 @@ from zeus_flows.ledger.mlflow.layout import ledger_key
 from zeus_flows.ledger.mlflow.model_registry import ModelRegistry
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.training.evaluation import Evaluation
 from zeus_flows.training.keeping import Keeper, Staging, open_model
-from zeus_flows.training.promotion import Evaluation, Promoted, Promoter
+from zeus_flows.training.promotion import Promoted, Promoter
 
 NAME = "ranker"
 BARS = (Bar("accuracy", lower_is_better=False, margin=0.01), Bar("recall", lower_is_better=False, margin=0.1))
@@ -90,10 +94,8 @@ class ModelRig:
             self.job,
             ModelRegistry(Store(self.uri), self.job.name, self.name),
             Staging(self.folder / "state" / "models"),
-            ledger=ledger.key,
-            experiment_id=lambda: ledger.experiment_id,
-            run_of=ledger.run_of,
-            evaluation=Evaluation(self.scores, BARS, self.among, tracking_uri=self.uri) if evaluates else None,
+            ledger,
+            Evaluation(self.scores, BARS, self.among, tracking_uri=self.uri) if evaluates else None,
         )
 
     def make_pass(self, *, evaluates: bool = True) -> Promoted:
@@ -107,3 +109,12 @@ class ModelRig:
         """Return every version's tags by its number."""
         found = self.client.search_model_versions(f"name = '{self.name}'")
         return {int(version.version): dict(version.tags) for version in found}
+
+
+def keep_twice_and_die(folder: Path) -> None:
+    """Keep the model of an attempt that reached the target, and of one under way (in a process of its own)."""
+    done, running = (Keeper(folder / "models", lambda: "ledger", "attempt") for _ in range(2))
+    for own in (done, running):
+        own.keep({"a": torch.zeros(1)}, {})
+    done.close(converged=True)
+    os.kill(os.getpid(), signal.SIGKILL)

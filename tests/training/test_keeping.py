@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,11 @@ import pytest
 import torch
 
 from tests.builders import decision
+from tests.processes import fork_server
+from tests.training.frameworks import LinearModule, Task, bert_trainer, fit
+from tests.training.model_rig import keep_twice_and_die
 from tests.training.rig import SAMPLES, Loader, job_file, v100
+from zeus_flows import ZeusLightningCallback, ZeusTrainerCallback
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import ConfigError, TrainingError
 from zeus_flows.job_file import JobFile, parse_job
@@ -118,19 +120,10 @@ def test_only_an_attempt_that_reached_the_target_keeps_its_newest_model(
 
 @pytest.mark.slow
 def test_what_a_killed_process_kept_goes_unless_its_attempt_had_reached_the_target(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        f"""
-        import os, signal, pathlib, torch
-        from tests.training.test_keeping import keeper
-        folder = pathlib.Path({str(tmp_path)!r})
-        done, running = keeper(folder), keeper(folder)
-        for own in (done, running):
-            own.keep({{"a": torch.zeros(1)}}, {{}})
-        done.close(converged=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
-    subprocess.run([sys.executable, "-c", script], check=False)
+    process = fork_server().Process(target=keep_twice_and_die, args=(tmp_path,))
+    process.start()
+    process.join(timeout=120)
+    assert process.exitcode == -signal.SIGKILL
     assert len(list((tmp_path / "models").iterdir())) == 2
     assert len(kept(tmp_path)) == 1
     assert len(list((tmp_path / "models").iterdir())) == 1
@@ -225,3 +218,37 @@ max_epochs: 10
 def test_a_wrong_model_section_is_refused_with_what_would_be_right(model: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_job(f"{JOB}model: {model}\n")
+
+
+# -- callbacks -------------------------------------------------------------------------------------------------------
+
+
+def by_trainer(session: Any, *, folder: str) -> None:
+    """Keep what Hugging Face's Trainer saves."""
+    task = Task(session)
+    trainer = bert_trainer(task, folder, ZeusTrainerCallback())
+    trainer.train()
+    trainer.save_model(f"{folder}/saved")
+    session.keep(f"{folder}/saved", labels=2)
+
+
+def by_lightning(session: Any, *, folder: str) -> None:
+    """Keep the weights of a LightningModule."""
+    task = Task(session)
+    module = LinearModule(task)
+    fit(task, ZeusLightningCallback(), module=module)
+    session.keep(module, labels=2)
+
+
+@pytest.mark.parametrize(("form", "weights"), [("by_trainer", "classifier.weight"), ("by_lightning", "layer.weight")])
+def test_what_a_framework_trains_under_a_callback_is_kept(form: str, weights: str, tmp_path: Path) -> None:
+    train = {"function": f"tests.training.test_keeping:{form}", "parameters": {"folder": str(tmp_path)}}
+    target = {"metric": "progress", "value": 1.0, "better": "higher"}
+    job = job_file(train=train, target=target, device="simulated-v100")
+    observed = LocalTrainer(job, read_settings()).train(job.core(), decision(1), None, lambda _: None)
+    assert observed.outcome is Outcome.CONVERGED
+    (folder,) = (read_settings().state_dir / "models").glob("*/model")
+    kept_model = open_model(str(folder))
+    assert weights in kept_model.weights()
+    assert kept_model.about == {"labels": 2}
+    assert not [file for file in folder.rglob("*") if file.suffix in (".pkl", ".ckpt")]

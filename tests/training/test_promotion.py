@@ -12,6 +12,7 @@ import pytest
 from tests.builders import JOB
 from tests.ledger.brief import opened
 from tests.training.model_rig import KeepingTrainer, ModelRig
+from tests.training.rig import job_file
 from zeus_flows import killpoints
 from zeus_flows.core.gate import Question
 from zeus_flows.core.records import Outcome
@@ -21,6 +22,7 @@ from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.training.gate import Gate
+from zeus_flows.training.promotion import open_promoter
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_without_an_evaluation_the_newest_is_champion_and_that_is_said(rig: Mode
         rig.recur(accuracy)
         rig.make_pass(evaluates=False)
     assert rig.aliases() == {"champion": 2}
-    assert "nothing compares models" in rig.versions()[2]["zf.reason"]
+    assert "nothing was compared" in rig.versions()[2]["zf.reason"]
 
 
 @pytest.mark.parametrize("returned", [math.nan, "good", {"recall": 0.9}, None])
@@ -109,7 +111,8 @@ def test_passes_may_be_made_again_and_change_nothing(rig: ModelRig) -> None:
     rig.recur(0.80)
     first = rig.make_pass()
     asked = len(rig.asked)
-    assert replace(rig.make_pass(), lines=()) == replace(first, lines=())
+    again = rig.make_pass()
+    assert (again.champion, again.by_hand, again.moved, again.lines) == (first.champion, False, False, ())
     assert len(rig.versions()) == 1
     assert len(rig.asked) == asked
 
@@ -172,6 +175,26 @@ def test_a_version_that_was_deleted_is_no_rival(rig: ModelRig) -> None:
     rig.recur(0.80)
     rig.make_pass()
     assert rig.aliases() == {"champion": 2}
+
+
+def test_a_champion_that_was_deleted_before_it_got_its_alias_breaks_no_pass(rig: ModelRig) -> None:
+    rig.recur(0.80)
+    rig.make_pass()
+    rig.recur(0.81)
+
+    def hook(point: str) -> None:
+        if point == "after-verdict":
+            raise KeyboardInterrupt
+
+    killpoints.listen(hook)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rig.make_pass()
+    finally:
+        killpoints.listen(lambda _: None)
+    rig.client.delete_model_version(rig.name, "2")
+    assert not [line for line in rig.make_pass().lines if "broke off" in line]
+    assert rig.aliases()["champion"] == 1
 
 
 def test_two_jobs_with_one_model_name_are_refused(rig: ModelRig) -> None:
@@ -294,3 +317,13 @@ def test_models_of_a_job_behind_a_server_are_kept_and_judged(server_on_sqlite: s
         rig.recur(accuracy)
         rig.make_pass()
     assert rig.aliases() == {"champion": 2, "challenger": 3}
+
+
+def test_a_job_that_keeps_no_model_makes_no_call_for_one(rig: ModelRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("MLflow was asked")
+
+    with opened(rig.uri, rig.folder, rig.job) as ledger:
+        monkeypatch.setattr(Store, "_call", unwanted)
+        state_dir = rig.folder / "state"
+        assert open_promoter(job_file(), rig.job, ledger, tracking_uri=rig.uri, state_dir=state_dir) is None

@@ -10,7 +10,7 @@ from rich.console import Console
 from zeus_flows.orchestration.capriccio_flow import Summary, run
 from zeus_flows.orchestration.capriccio_view import ConsoleView
 from zeus_flows.orchestration.ephemeral_server import end_server_with_us
-from zeus_flows.orchestration.prefect_runs import print_no_errors
+from zeus_flows.orchestration.prefect_runs import named_outages, print_no_errors
 
 
 def run_locally(
@@ -19,7 +19,7 @@ def run_locally(
     """Run the experiment in this process and show it."""
     print_no_errors()
     end_server_with_us()
-    with ConsoleView(console) as view:
+    with named_outages(), ConsoleView(console) as view:
 
         @flow(name="capriccio")
         def capriccio(experiment_file: str) -> Summary:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
-from zeus_flows.cli.deploying import deploy_command
+from zeus_flows.cli.deploying import deploy_command, serve_command
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
 from zeus_flows.cli.replay import replay
+from zeus_flows.ending import end_when_told, note_exit
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
 if TYPE_CHECKING:
@@ -33,7 +34,11 @@ class _Group(click.Group):
             error = WrongPlatform()
             click.echo(f"zeus-flows: {error}", err=True)
             sys.exit(error.exit_code)
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except SystemExit as end:
+            note_exit(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+            raise
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -59,7 +64,7 @@ def main() -> None:
 
     \b
     Exit codes: 0 done, 2 a job file or flag is wrong, 3 the target was not reached,
-                4 no GPU can be used, 5 MLflow failed, 1 anything else.
+                4 no GPU can be used, 5 MLflow or Prefect failed, 1 anything else.
     """  # noqa: D301
 
 
@@ -112,6 +117,7 @@ def run(
         mode=None if mode is None else Mode(mode),
         as_json=as_json,
     )
+    end_when_told()
     sys.exit(local.dry_run(request) if dry_run else local.run(request))
 
 
@@ -232,5 +238,6 @@ main.add_command(replay)
 main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
+main.add_command(serve_command)
 main.add_command(drift_command)
 main.add_command(models_command)

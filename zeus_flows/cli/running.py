@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
 from zeus_flows.reporting.links import series_url, ui_command
 from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
+from zeus_flows.training.evaluation import load_evaluation
 from zeus_flows.training.gate import load_gate
-from zeus_flows.training.promotion import load_evaluation
 from zeus_flows.training.trainer import LocalTrainer, train_traceback
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run(request: Request) -> int:
     view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
     with view.live():
         quiet_libraries()
+        _warm_up(uri)
         for _ in range(request.recurrences):
             done.append(_run_flow(request))
             view.recurrence(done[-1])
@@ -84,6 +86,18 @@ def run(request: Request) -> int:
             view.say(_champion(job_file, uri))
         view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
+
+
+def _warm_up(uri: str) -> None:
+    """Start Prefect's server, where none is configured, and load what is heavy meanwhile: MLflow, scipy, the flow."""
+    from zeus_flows.orchestration.ephemeral_server import start_server
+
+    wait_for_server = start_server()
+    import_module("zeus_flows.orchestration.recurrence_flow")
+    import_module("zeus_flows.ledger.open_ledger")
+    if not uri.startswith("http"):
+        import_module("mlflow.store.tracking.sqlalchemy_store")
+    wait_for_server()
 
 
 def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
@@ -111,6 +125,7 @@ def dry_run(request: Request) -> int:
     uri = _tracking_uri(request, job_file, settings)
     trainer = LocalTrainer(job_file, settings)
     quiet_libraries()
+    _warm_up(uri)
     job = _in_fleet(request, job_file.core(trainer.energy_source))
     state, number, set_aside = policy.initial(job), 1, None
     if _exists(uri):
@@ -156,7 +171,7 @@ def _told(job: Job, document: Any) -> Any:
 def _run_flow(request: Request) -> Recurrence:
     """Run the flow. It finds by itself what the job file and the environment say: its parameters are public."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
-    from zeus_flows.orchestration.prefect_runs import print_no_errors
+    from zeus_flows.orchestration.prefect_runs import named_outages, print_no_errors
     from zeus_flows.orchestration.recurrence_flow import RecurrenceFailed, recurrence
 
     print_no_errors()
@@ -174,7 +189,8 @@ def _run_flow(request: Request) -> Recurrence:
     except Exception as error:
         shown = None if isinstance(error, ZeusFlowsError) else train_traceback(error)
         if shown is None:
-            raise
+            with named_outages():
+                raise
         raise TrainFunctionFailed(
             f"the train function failed; the attempt is recorded as failed, and the next recurrence goes on\n{shown}"
         ) from None
@@ -184,9 +200,11 @@ def _in_fleet(request: Request, job: Job) -> Job:
     """Return the job in the mode that fleet and flag leave it, as its recurrences would run it."""
     from zeus_flows.orchestration.ephemeral_server import end_server_with_us
     from zeus_flows.orchestration.fleet import in_fleet
+    from zeus_flows.orchestration.prefect_runs import named_outages
 
     end_server_with_us()
-    return lowered(in_fleet(job), request.mode, "the parameter mode")
+    with named_outages():
+        return lowered(in_fleet(job), request.mode, "the parameter mode")
 
 
 def _ledger(job_file: JobFile, job: Job, uri: str, energy_source: EnergySource) -> MlflowLedger:

@@ -95,15 +95,7 @@ def _look_after_models(job_file: JobFile, ledger: DurableLedger, uri: str, setti
     from zeus_flows.training.promotion import open_promoter
 
     try:
-        promoter = open_promoter(
-            job_file,
-            job_file.core(),
-            tracking_uri=uri,
-            state_dir=settings.state_dir,
-            ledger=ledger.key,
-            experiment_id=lambda: ledger.experiment_id,
-            run_of=ledger.run_of,
-        )
+        promoter = open_promoter(job_file, job_file.core(), ledger, tracking_uri=uri, state_dir=settings.state_dir)
         if promoter is None:
             return ()
         promoter.check_owner()

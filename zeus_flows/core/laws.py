@@ -2,8 +2,8 @@
 
 Theory and data agree on E(b) = E_min (1 + b / B_crit): epochs hardly change below the critical batch size and double
 with each doubling far above it. Where B_crit lies is not known, so each place it may have, from far below b0 to far
-above, is one law. Around its law a job deviates as a Gaussian process over octaves, narrow or wide. Runs say how
-likely each law and each width is; the belief is the mixture of them all.
+above, is one law. Around its law a job strays as a Gaussian process over octaves: a little, twice as far, or roughly,
+from one batch size to the next. Runs say how likely each law and each way to stray is; the belief is the mixture.
 
 Above b0 all laws have the same mean, a slight growth: with laws on that side too, a single unlucky run there looks
 like a critical batch size and keeps the job from larger ones.
@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg.lapack import dposv
 
 from zeus_flows.core.gaussian import Floats, Integers, kernel, plus_diagonal
 
@@ -27,13 +27,25 @@ MEAN = 2.0  # log epochs at b0 ...
 LEVEL = 3.0  # ... of which nothing is known beforehand
 SLOPE_ABOVE = 0.1  # growth of log epochs per octave above b0
 
-# deviations from a law, in octaves from b0
-SLOPE = 0.1
-BEND = 0.08
-STEP = 0.03
-OWN = 0.03  # an independent deviation of each arm, so that enough runs always win over neighbours
-WIDTHS = (1.0, 2.0, 4.0)
-ODDS = (4.0, 2.0, 1.0)  # of each width, before any run
+
+class Stray(NamedTuple):
+    """A way to stray from a law: deviations of log epochs over octaves from b0, and how likely it is before any run.
+
+    `own` is an independent deviation of each arm, so that enough runs always win over neighbours.
+    """
+
+    odds: float
+    slope: float
+    bend: float
+    step: float
+    own: float
+
+
+STRAYS = (
+    Stray(4.0, slope=0.1, bend=0.08, step=0.03, own=0.03),
+    Stray(2.0, slope=0.2, bend=0.16, step=0.06, own=0.06),
+    Stray(0.5, slope=0.1, bend=0.08, step=0.4, own=0.1),  # a step of 1.5 times the epochs, or of none, is nothing odd
+)
 
 
 @dataclass(frozen=True)
@@ -62,9 +74,9 @@ def posterior(
 ) -> Posterior:
     """Return what is believed of log Epochs(b) after some arms were seen.
 
-    With r_q the residuals from law q and S = K + diag(variances) for a width, that pair's weight is its odds times
-    |S|^-1/2 exp(-r_q' S^-1 r_q / 2), and its Gaussian is conditioned as usual. Mean and covariance are the mixture's:
-    within and between.
+    With r_q the residuals from law q and S = K + diag(variances) for a way to stray, that pair's weight is its odds
+    times |S|^-1/2 exp(-r_q' S^-1 r_q / 2), and its Gaussian is conditioned as usual. Mean and covariance are the
+    mixture's: within and between.
 
     Args:
         batch_sizes: The arms.
@@ -76,22 +88,17 @@ def posterior(
     """
     prior = _prior(batch_sizes, default_batch_size)
     if not len(seen):
-        return _mixed(prior.odds, np.stack([prior.means] * len(WIDTHS)), prior.covariances, noise)
-    arms = len(batch_sizes)
-    expected, at_each_width = _looked_up(batch_sizes, default_batch_size, tuple(seen.tolist()))
+        return _mixed(prior.odds, np.stack([prior.means] * len(STRAYS)), prior.covariances, noise)
+    expected, cross, square = _looked_up(batch_sizes, default_batch_size, tuple(seen.tolist()))
     residuals = values - expected
-    means, covariances, logs = [], [], []
-    for covariance, (cross, square) in zip(prior.covariances, at_each_width, strict=True):
-        both = np.concatenate((cross, residuals.T), axis=1)
-        # For a handful of arms `numpy.linalg` takes longer to begin than to compute: LAPACK saves a tenth of a replay.
-        root, solved, _ = dposv(plus_diagonal(square.copy(), variances), both, lower=1)
-        gain, whitened = solved[:, :arms], solved[:, arms:]
-        means.append(prior.means + residuals @ gain)
-        covariances.append(covariance - cross.T @ gain)
-        logs.append(-0.5 * np.einsum("qa,aq->q", residuals, whitened) - np.log(root.diagonal()).sum())
-    likelihoods = np.array(logs)
-    weights = prior.odds * np.exp(likelihoods - likelihoods.max())
-    return _mixed(weights / weights.sum(), np.array(means), np.array(covariances), noise)
+    spread = square + np.diag(variances)
+    inverse = np.linalg.inv(spread)
+    whitened = residuals @ inverse
+    misfits = (whitened * residuals).sum(axis=-1) + np.linalg.slogdet(spread)[1][:, None]
+    weights = prior.odds * np.exp(0.5 * (misfits.min() - misfits))
+    means = prior.means + whitened @ cross
+    covariances = prior.covariances - cross.transpose(0, 2, 1) @ inverse @ cross
+    return _mixed(weights / weights.sum(), means, covariances, noise)
 
 
 def growth_text(change: float) -> str:
@@ -107,7 +114,7 @@ def growth_text(change: float) -> str:
 
 
 def _mixed(weights: Floats, means: Floats, covariances: Floats, noise: Floats) -> Posterior:
-    """Return the mixture: weights by width and law, means by width, law and arm, covariances by width."""
+    """Return the mixture: weights by stray and law, means by stray, law and arm, covariances by stray."""
     each, of_each = weights.ravel(), means.reshape(-1, means.shape[-1])
     mean = each @ of_each
     off = of_each - mean
@@ -118,17 +125,18 @@ def _mixed(weights: Floats, means: Floats, covariances: Floats, noise: Floats) -
 @dataclass(frozen=True, slots=True)
 class _Prior:
     means: Floats  # of each law
-    covariances: Floats  # of each width
-    odds: Floats  # of each width and law
+    covariances: Floats  # of each way to stray
+    odds: Floats  # of each of them and law
 
 
 @lru_cache(maxsize=1024)  # with `_prior`, a third of a replay's time
 def _looked_up(
     batch_sizes: tuple[int, ...], default_batch_size: int, seen: tuple[int, ...]
-) -> tuple[Floats, list[tuple[Floats, Floats]]]:
-    """Return what each law expects of some arms, and their covariances with all arms and with each other."""
+) -> tuple[Floats, Floats, Floats]:
+    """Return what each law expects of some arms, and by stray their covariances with all arms and with each other."""
     prior, arms = _prior(batch_sizes, default_batch_size), list(seen)
-    return prior.means[:, arms], [(c[arms], c[np.ix_(arms, arms)]) for c in prior.covariances]
+    cross = prior.covariances[:, arms]
+    return prior.means[:, arms], cross, cross[:, :, arms]
 
 
 @lru_cache(maxsize=256)
@@ -136,9 +144,14 @@ def _prior(batch_sizes: tuple[int, ...], default_batch_size: int) -> _Prior:
     octaves = np.log2(np.array(batch_sizes, dtype=float)) - math.log2(default_batch_size)
     critical = np.array(CRITICAL, dtype=float)[:, None]
     laws = np.log1p(2.0 ** (octaves - critical)) - np.log1p(2.0**-critical)
-    shape = kernel(octaves, slope=SLOPE, bend=BEND, step=STEP) + OWN**2 * np.eye(len(octaves))
+    odds = np.array([stray.odds for stray in STRAYS])
     return _Prior(
         means=MEAN + np.where(octaves <= 0, laws, SLOPE_ABOVE * octaves),
-        covariances=np.stack([LEVEL**2 + width**2 * shape for width in WIDTHS]),
-        odds=np.repeat(np.array(ODDS)[:, None] / sum(ODDS), len(CRITICAL), axis=1) / len(CRITICAL),
+        covariances=np.stack([LEVEL**2 + _straying(octaves, stray) for stray in STRAYS]),
+        odds=np.repeat(odds[:, None] / odds.sum(), len(CRITICAL), axis=1) / len(CRITICAL),
     )
+
+
+def _straying(octaves: Floats, stray: Stray) -> Floats:
+    shared = kernel(octaves, slope=stray.slope, bend=stray.bend, step=stray.step)
+    return plus_diagonal(shared, np.full(len(octaves), stray.own**2))

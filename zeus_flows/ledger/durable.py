@@ -214,6 +214,11 @@ class DurableLedger:
                 return None
 
     @property
+    def is_away(self) -> bool:
+        """Whether MLflow did not answer when it was last asked."""
+        return self._link.is_away
+
+    @property
     def key(self) -> str:
         """Names the store and the job, without secrets."""
         return self._ledger.key

@@ -10,9 +10,12 @@ away while training runs costs nothing as long as MLflow answers; only what woul
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -38,12 +41,15 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from zeus_flows.ending import OpenFiles
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.ledger.lease import Holder, is_gone, read_holder
 from zeus_flows.private_files import open_private, private_folder
 
 log = logging.getLogger(__name__)
 
+#: Seconds that another process may take to store an item for this one.
+_ANOTHER_S = 8.0
 T = TypeVar("T")
 
 _META = MetaData()
@@ -108,7 +114,7 @@ class Outbox:
         self._runs: dict[str, str] = {}
         self._last: dict[str, int] = {}
         self._unkept_ids = count(-1, -1)
-        self._complained = False
+        self._complained, self._files = False, OpenFiles()
         self._engine: Engine = create_engine(f"sqlite:///{self._path}", connect_args={"timeout": 30})
         event.listen(self._engine, "connect", _make_durable)
         try:
@@ -133,7 +139,7 @@ class Outbox:
             result = connection.execute(insert(_ITEMS).values(**row))
             return int(result.inserted_primary_key[0]) if result.inserted_primary_key else 0
 
-        item_id = self._on_disk(store)
+        item_id = self._by_another_process(row) if self._files.were_closed() else self._on_disk(store)
         with self._lock:
             item_id = next(self._unkept_ids) if item_id is None else item_id
             self._own[item_id] = _Own(ledger, _holder(owner).token, Item(item_id, attempt, kind, payload, wall_s))
@@ -278,9 +284,22 @@ class Outbox:
     def close(self) -> None:
         """Release the database."""
         self._engine.dispose()
+        self._files.close()
+
+    def _by_another_process(self, row: Mapping[str, object]) -> int | None:
+        """Store an item although training closed this process's files, SQLite's among them; None where that fails."""
+        words = [sys.executable, "-c", f"from {__name__} import _store_for_another; _store_for_another()"]
+        try:
+            task = json.dumps([str(self._path.parent.absolute()), row])
+            done = subprocess.run(words, input=task, capture_output=True, text=True, timeout=_ANOTHER_S, check=True)  # noqa: S603
+            return int(done.stdout)
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
 
     def _on_disk(self, work: Callable[[Connection], T]) -> T | None:
         """Return what a transaction returns; None where the disk is full, cannot be written or is not there."""
+        if self._files.were_closed():  # with our connections, whose numbers may be other files' by now
+            return None
         try:
             with self._engine.begin() as connection:
                 return work(connection)
@@ -294,6 +313,12 @@ class Outbox:
                     why,
                 )
             return None
+
+
+def _store_for_another() -> None:
+    """Store the item that standard input names; print its id."""
+    folder, row = json.load(sys.stdin)
+    print(Outbox(Path(folder)).put(**row))  # noqa: T201
 
 
 def _holder(owner: str) -> Holder:

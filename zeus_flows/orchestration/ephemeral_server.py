@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
@@ -36,6 +37,28 @@ def end_server_with_us() -> None:
         return
     server: Any = import_module("prefect.server.api.server")
     server.subprocess = _Subprocess()
+
+
+def start_server() -> Callable[[], None]:
+    """Begin to start the ephemeral server; return what waits until it answers.
+
+    It takes seconds on another core, in which the caller can import what it needs. Prefect starts none beside it. Where
+    flow runs report to a standing server, or Prefect may start none, nothing is started.
+    """
+    from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
+
+    end_server_with_us()
+    if PREFECT_API_URL.value() is not None or not PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+        return lambda: None
+    server: Any = import_module("prefect.server.api.server").SubprocessASGIServer()
+
+    def start() -> None:
+        with suppress(Exception):  # whoever asks it first tries again, and says why it does not start
+            server.start()
+
+    thread = threading.Thread(target=start, name="zeus-flows-prefect-start", daemon=True)
+    thread.start()
+    return thread.join
 
 
 class _Subprocess:

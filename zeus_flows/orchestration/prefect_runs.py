@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 from uuid import UUID
 
 import httpx
@@ -10,11 +13,16 @@ from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.logging.handlers import PrefectConsoleHandler
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 
+from zeus_flows.errors import PrefectUnavailable
 from zeus_flows.masking import without_secrets
 
 log = logging.getLogger(__name__)
+
+#: How Prefect's client says that nobody is there.
+_NO_ANSWER: Final = ("Failed to reach API", "Timed out while attempting to connect")
 
 
 def flow_run_ended(flow_run_id: str) -> bool:
@@ -48,6 +56,26 @@ def rename_flow_run(name: str) -> bool:
         log.warning("this flow run could not be called %s: %s", name, type(error).__name__)
         return False
     return True
+
+
+@contextmanager
+def named_outages() -> Iterator[None]:
+    """Raise what Prefect's client raises where its API does not answer as one sentence.
+
+    Raises:
+        PrefectUnavailable: it did not; the text says where it was looked for.
+    """
+    try:
+        yield
+    except (httpx.TransportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith(_NO_ANSWER):
+            raise
+        url = PREFECT_API_URL.value()
+        if url is None:
+            raise PrefectUnavailable("Prefect's own server did not start in time; try again, or start one") from None
+        raise PrefectUnavailable(
+            f"Prefect does not answer at {without_secrets(url)}: start it, or unset PREFECT_API_URL to do without"
+        ) from None
 
 
 def print_no_errors() -> None:

@@ -111,11 +111,9 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
             return open_promoter(
                 job_file,
                 job,
+                ledger,
                 tracking_uri=uri,
                 state_dir=settings.state_dir,
-                ledger=ledger.key,
-                experiment_id=lambda: ledger.experiment_id,
-                run_of=ledger.run_of,
                 measure=trainer.measure,
             )
 

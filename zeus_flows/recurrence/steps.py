@@ -20,6 +20,7 @@ from zeus_flows.core.promotion import Version
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask, Decision, Observation, Outcome, decision_seed, in_parts
 from zeus_flows.core.rollout import in_force
+from zeus_flows.ending import OpenFiles
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
@@ -176,6 +177,7 @@ class LocalSteps:
         def report(epoch: EpochReport) -> None:
             self.ledger.epoch(attempt.id, epoch)
 
+        files = OpenFiles()
         try:
             observation = self.trainer.train(
                 in_force(self.job, attempt.decision.recurrence),
@@ -189,7 +191,11 @@ class LocalSteps:
             if isinstance(failure.__cause__, Exception):
                 raise
             self.failed(attempt, failure)
-        return self._with_what_was_tried(observation)
+        observation = self._with_what_was_tried(observation)
+        if files.were_closed():  # by training, and whoever is asked next may wait for an answer for ever
+            self.ledger.observed(attempt.id, observation)
+        files.close()
+        return observation
 
     def failed(self, attempt: Attempt, failure: AttemptFailed) -> NoReturn:
         """Write that the attempt failed and let its exception go on."""

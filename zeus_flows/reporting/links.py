@@ -11,6 +11,7 @@ from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.masking import without_secrets
+from zeus_flows.settings import workspace
 
 #: Where `mlflow ui` listens unless told otherwise.
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -22,7 +23,8 @@ def run_url(tracking_uri: str, experiment_id: str) -> str:
     >>> run_url("sqlite:///mlflow.db", "1")
     'http://127.0.0.1:5000/#/experiments/1/runs/{run_id}'
     """
-    return f"{experiment_url(tracking_uri, experiment_id)}/runs/{{run_id}}"
+    within = f"?{_workspace(tracking_uri)}" if _workspace(tracking_uri) else ""
+    return f"{experiment_url(tracking_uri, experiment_id)}/runs/{{run_id}}{within}"
 
 
 def experiment_url(tracking_uri: str, experiment_id: str) -> str:
@@ -38,7 +40,9 @@ def experiment_url(tracking_uri: str, experiment_id: str) -> str:
 def series_url(tracking_uri: str, experiment_id: str) -> str:
     """Return the address of the charts over recurrences: the drift windows' runs, drawn as lines."""
     only_windows = quote(having({names.KIND: RunKind.DRIFT_WINDOW}))
-    return f"{experiment_url(tracking_uri, experiment_id)}/runs?searchFilter={only_windows}&compareRunsMode=CHART"
+    within = f"&{_workspace(tracking_uri)}" if _workspace(tracking_uri) else ""
+    page = f"{experiment_url(tracking_uri, experiment_id)}/runs"
+    return f"{page}?searchFilter={only_windows}&compareRunsMode=CHART{within}"
 
 
 def ui_command(tracking_uri: str) -> str | None:
@@ -54,6 +58,11 @@ def _mlflow() -> str:
     if shutil.which("mlflow") or not beside.exists():
         return "mlflow"
     return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+
+
+def _workspace(tracking_uri: str) -> str:
+    """Return what an address says of a server's workspace, as MLflow writes it; empty where there is none."""
+    return f"workspace={quote(workspace(tracking_uri))}" if workspace(tracking_uri) else ""
 
 
 def _is_server(uri: str) -> bool:

@@ -88,11 +88,15 @@ class Keeper:
         place, self._place = self._place, None
         if place is None:
             return
-        if converged and place.model.exists():
-            place.write(StagedModel(self._ledger(), self._attempt))
-        else:
-            shutil.rmtree(place.folder, ignore_errors=True)
-        place.lock.release()
+        try:
+            if converged and place.model.exists():
+                place.write(StagedModel(self._ledger(), self._attempt))
+            else:
+                shutil.rmtree(place.folder, ignore_errors=True)
+        except OSError as error:
+            log.error("the model could not be kept: %s", error)
+        finally:
+            place.lock.release()
 
     def _own(self) -> _Place:
         while self._place is None:

@@ -7,45 +7,38 @@ It runs after every recurrence that reached the target, before every recurrence,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from zeus_flows.core.cost import observed_cost
-from zeus_flows.core.gate import Question, read_scores
 from zeus_flows.core.job import Job
 from zeus_flows.core.promotion import (
-    Bar,
     Candidate,
-    Evaluated,
     ModelVerdict,
     Promotions,
     Version,
     fold,
     is_by_hand,
-    judge,
     moves_to,
     rivals_of,
     too_late,
     unevaluated,
 )
 from zeus_flows.core.records import Observation
-from zeus_flows.errors import StoreError, StoreUnavailable
+from zeus_flows.errors import StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.job_file import JobFile
 from zeus_flows.killpoints import reached
+from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
-from zeus_flows.training.failures import no_exits, what_happened
-from zeus_flows.training.keeping import Staging, tracking_at
-from zeus_flows.training.trainer import Measure, check_call, load_function, timed
+from zeus_flows.training.evaluation import Evaluation, load_evaluation
+from zeus_flows.training.keeping import Staging
+from zeus_flows.training.trainer import Measure, timed
 
 log = logging.getLogger(__name__)
-
-#: Characters of an exception that a verdict quotes.
-_MOST: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +67,8 @@ class Promoter:
         job: Whose.
         registry: Its models in MLflow.
         staging: What was kept on this machine.
-        ledger: The ledger's key.
-        experiment_id: Returns the experiment with the attempts; empty while MLflow is away.
-        run_of: Returns the run of an attempt by what the ledger calls it; None where it has none yet.
+        ledger: Its attempts. Where MLflow did not answer it just now, nothing is tried.
+        evaluation: What holds models against each other; None: nothing does.
     """
 
     def __init__(
@@ -84,14 +76,11 @@ class Promoter:
         job: Job,
         registry: ModelRegistry,
         staging: Staging,
-        *,
-        ledger: str,
-        experiment_id: Callable[[], str],
-        run_of: Callable[[str], str | None],
+        ledger: DurableLedger,
         evaluation: Evaluation | None = None,
     ) -> None:
-        self._job, self._registry, self._staging, self._ledger = job, registry, staging, ledger
-        self._experiment_id, self._run_of, self._evaluation = experiment_id, run_of, evaluation
+        self._job, self._registry, self._staging = job, registry, staging
+        self._ledger, self._evaluation = ledger, evaluation
 
     def check_owner(self) -> None:
         """Refuse a registered model of another job; where MLflow does not answer, nothing is refused.
@@ -100,12 +89,14 @@ class Promoter:
             ConfigError: it is another job's, or nobody's.
         """
         with suppress(StoreUnavailable):
+            self._look()
             self._registry.check_owner()
 
     def make_pass(self) -> Promoted:
         """Send, register, judge and move what there is; what MLflow does not take now is left to the next pass."""
         lines = list[str]()
         try:
+            self._look()
             self._send(lines)
             if self._registry.name is None:
                 return Promoted(lines=tuple(lines))
@@ -123,16 +114,21 @@ class Promoter:
         if self._registry.name is None:
             return None
         try:
+            self._look()
             return _named(self._registry.aliases().get(CHAMPION), self._entries())
         except StoreError as error:
             log.warning("the champion of %s could not be looked up: %s", self._job.name, error)
             return None
 
+    def _look(self) -> None:
+        if self._ledger.is_away:
+            raise StoreUnavailable("MLflow does not answer")
+
     # -- sending and registering -------------------------------------------------------------------------------------
 
     def _send(self, lines: list[str]) -> None:
-        for staged, folder, sending in self._staging.take(self._ledger):
-            run_id = self._run_of(staged.attempt)
+        for staged, folder, sending in self._staging.take(self._ledger.key):
+            run_id = self._ledger.run_of(staged.attempt)
             if run_id is None:
                 lines.append("a model waits for its attempt to be delivered")
                 continue
@@ -196,7 +192,8 @@ class Promoter:
         word = "accepted" if given.accepted else "refused"
         lines.append(f"version {candidate.version.number} is {word}: {given.reason}")
         log.info("model %s: %s", self._registry.name, lines[-1])
-        self._registry.show(candidate.version.number, {names.VERDICT: word, names.REASON: given.reason})
+        with suppress(UnknownAttempt):
+            self._registry.show(candidate.version.number, {names.VERDICT: word, names.REASON: given.reason})
         return given.accepted
 
     def _verdict(self, candidate: Candidate, standing: Promotions, alias: Version | None) -> ModelVerdict:
@@ -219,8 +216,8 @@ class Promoter:
         aliases, moves, newest = self._registry.aliases(), moves_of(entries), entries[-1]
         alias, by_hand, moved = aliases.get(CHAMPION), False, False
         champion = standing.champion.version if standing.champion is not None else None
-        if champion is not None and moves_to(champion, alias, moves):
-            self._registry.move(newest, champion, self._experiment_id())
+        if champion is not None and moves_to(champion, alias, moves) and self._registry.exists(champion):
+            self._registry.move(newest, champion, self._ledger.experiment_id)
             alias, moved = champion.number, True
             lines.append(f"version {alias} of {self._registry.name} is champion")
         elif alias is not None and (champion is None or alias != champion.number):
@@ -228,7 +225,8 @@ class Promoter:
         self._registry.close_dead_moves(entries)
         challenger = _candidates(entries)[-1].version.number if _candidates(entries) else None
         if challenger is not None and challenger not in (alias, aliases.get(CHALLENGER)):
-            self._registry.set_alias(CHALLENGER, challenger)
+            with suppress(UnknownAttempt):  # its version may have been deleted by hand
+                self._registry.set_alias(CHALLENGER, challenger)
         elif challenger == alias and CHALLENGER in aliases:
             self._registry.drop_alias(CHALLENGER)
         if by_hand:
@@ -237,7 +235,7 @@ class Promoter:
 
     def _entries(self) -> tuple[LoggedEntry, ...]:
         among = 1 if self._evaluation is None else self._evaluation.among
-        return self._registry.entries(self._experiment_id(), champions=among + 1)
+        return self._registry.entries(self._ledger.experiment_id, champions=among + 1)
 
 
 def _candidates(entries: Sequence[LoggedEntry]) -> list[Candidate]:
@@ -258,124 +256,24 @@ def _description(entry: LoggedEntry, observed: Observation) -> str:
     )
 
 
-# -- evaluating ------------------------------------------------------------------------------------------------------
-
-
-class Evaluation:
-    """Evaluates a model and its rivals on one slice with the job's function.
-
-    Args:
-        evaluate: Returns the target's metric, or several by name.
-        bars: The target's, then the guards'.
-        among: How many of the last champions are held against.
-        measure: Runs an evaluation; returns what that returned, its seconds and its joules.
-        tracking_uri: Where MLflow is, for `open_model`.
-    """
-
-    def __init__(
-        self,
-        evaluate: Callable[[Question], object],
-        bars: Sequence[Bar],
-        among: int,
-        *,
-        measure: Measure = timed,
-        tracking_uri: str | None = None,
-    ) -> None:
-        self._evaluate, self._bars, self.among = evaluate, tuple(bars), among
-        self._measure, self._tracking_uri = measure, tracking_uri
-
-    def of(self, version: Version, rivals: Sequence[Version], *, gone: Callable[[Version], bool]) -> ModelVerdict:
-        """Return the verdict on a version, on its own slice.
-
-        Args:
-            version: Who is judged.
-            rivals: Whom it is held against.
-            gone: Returns whether a version was deleted.
-        """
-        took = [0.0, 0.0]
-        own = self._evaluated(version, version.recurrence, took)
-        against = [
-            Evaluated(rival, broken="it was deleted", gone=True)
-            if gone(rival)
-            else self._evaluated(rival, version.recurrence, took)
-            for rival in rivals
-            if not own.broken
-        ]
-        verdict = judge(own, against, self._bars, among=self.among, slice_of=version.recurrence)
-        return replace(verdict, time_s=took[0], energy_j=took[1])
-
-    def _evaluated(self, version: Version, slice_of: int, took: list[float]) -> Evaluated:
-        question = Question(slice_of, *version.order, version.batch_size, version.uri)
-        try:
-            with tracking_at(self._tracking_uri), no_exits():
-                returned, time_s, energy_j = self._measure(lambda: self._evaluate(question))
-            _, scores = read_scores(returned, self._bars[0].metric)
-        except Exception as error:
-            log.warning("version %d could not be evaluated", version.number, exc_info=error)
-            return Evaluated(version, broken=what_happened(error)[:_MOST])
-        took[0], took[1] = took[0] + time_s, took[1] + energy_j
-        wanted = {bar.metric for bar in self._bars}
-        return Evaluated(version, {name: value for name, value in scores.items() if name in wanted})
-
-
-def load_evaluation(
-    job_file: JobFile, *, measure: Measure = timed, tracking_uri: str | None = None
-) -> Evaluation | None:
-    """Return what evaluates a job's models: the function of `model.promote`, else the gate's; None without either.
-
-    Raises:
-        ConfigError: its function cannot be imported.
-    """
-    if job_file.model is None:
-        return None
-    promote, gate, target = job_file.model.promote, job_file.gate, job_file.target
-    if promote.function is not None:
-        function, parameters, key = promote.function, promote.parameters, "model.promote"
-    elif gate is not None:
-        function, parameters, key = gate.function, gate.parameters, "gate"
-    else:
-        return None
-    evaluate = load_function(function, key=f"{key}.function")
-    check_call(evaluate, parameters, key=f"{key}.parameters", first="question")
-    bars = [Bar(target.metric, target.better == "lower", promote.margin)]
-    bars += [Bar(name, guard.better == "lower", guard.margin) for name, guard in promote.guards.items()]
-    return Evaluation(
-        lambda question: evaluate(question, **parameters),
-        bars,
-        promote.champions,
-        measure=measure,
-        tracking_uri=tracking_uri,
-    )
-
-
 def open_promoter(
     job_file: JobFile,
     job: Job,
+    ledger: DurableLedger,
     *,
     tracking_uri: str,
     state_dir: Path,
-    ledger: str,
-    experiment_id: Callable[[], str],
-    run_of: Callable[[str], str | None],
     measure: Measure = timed,
 ) -> Promoter | None:
     """Return what looks after a job's models; None where it has none and none wait here.
 
     Raises:
-        ConfigError: the function that evaluates them cannot be imported, or another job has the registered model.
+        ConfigError: the function that evaluates them cannot be imported.
     """
     staging = Staging(state_dir / "models")
-    if job_file.model is None and not staging.any_of(ledger):
+    if job_file.model is None and not staging.any_of(ledger.key):
         return None
-    registry = ModelRegistry(
-        Store(tracking_uri, patience_s=3.0), job.name, job_file.model.name if job_file.model else None
-    )
-    return Promoter(
-        job,
-        registry,
-        staging,
-        ledger=ledger,
-        experiment_id=experiment_id,
-        run_of=run_of,
-        evaluation=load_evaluation(job_file, measure=measure, tracking_uri=tracking_uri),
-    )
+    name = job_file.model.name if job_file.model is not None else None
+    registry = ModelRegistry(Store(tracking_uri, patience_s=3.0), job.name, name)
+    evaluation = load_evaluation(job_file, measure=measure, tracking_uri=tracking_uri)
+    return Promoter(job, registry, staging, ledger, evaluation)

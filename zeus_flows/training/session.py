@@ -336,7 +336,10 @@ class Session:
         if self._out.keeper is None:
             log.warning("session.keep(): outside of a job nothing is kept")
         elif self._result.outcome is None or self._result.converged:
-            self._out.keeper.keep(model, about)
+            try:
+                self._out.keeper.keep(model, about)
+            except OSError as error:  # a full disk costs the model, and not the training
+                log.error("the model could not be kept: %s", error)
 
     # -- what a framework's callback calls instead of looping over `epochs` ------------------------------------
 

@@ -25,6 +25,7 @@ from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power_profile import Gpu, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
 from zeus_flows.core.text import shown
+from zeus_flows.ending import tidied
 from zeus_flows.errors import CommandOutOfMemory, ConfigError, DeviceError, DeviceLost
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.group import Gpus
@@ -132,7 +133,7 @@ class LocalTrainer:
                 host_energy_j=None if self._host is None else self._host.energy_j,
             )
             try:
-                with session.as_current(), no_exits():
+                with tidied(), session.as_current(), no_exits():
                     self._call(session, checkpoints, attempt_id)
                 observation = session.observation()
                 self._close(keeper, observation)

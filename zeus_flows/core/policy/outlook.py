@@ -172,6 +172,11 @@ class Outlook:
         stopped = zip(self.belief.stopped, self.belief.runs, self.epoch_j, strict=True)
         return sum(s.epochs * epoch_j for s, runs, epoch_j in stopped if s.count and not runs) / self.best_cost_j
 
+    @cached_property
+    def fruitless(self) -> int:
+        """How many runs of arms that never reached the target were stopped."""
+        return sum(s.count for s, runs in zip(self.belief.stopped, self.belief.runs, strict=True) if not runs)
+
     @property
     def horizon(self) -> float:
         """Recurrences over which a better arm would pay."""

@@ -2,7 +2,8 @@
 
 A belief can be too sure of itself. An arm that never reached the target is ruled out only by its own runs, so that it
 gets a look now and then: a few epochs where learning curves can be compared, else as many as a run of the best known
-arm costs. Looks are rare but never over: what they may cost together grows with the logarithm of the number of runs.
+arm costs. A job whose looks find nothing looks less. Looks are rare but never over: what they may cost together grows
+with the logarithm of the number of runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from zeus_flows.core.belief import A_LOOK
 from zeus_flows.core.early_stop import Cut, plan_many
 from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, from_log
-from zeus_flows.core.policy.outlook import HORIZON, Outlook, numbers, octaves
+from zeus_flows.core.policy.outlook import Outlook, numbers, octaves
 from zeus_flows.core.reasons import Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
 
@@ -27,11 +28,13 @@ _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 _ONE_POINT, _ONE_WEIGHT = np.zeros(1), np.ones(1)  # the same where all of them are known
 
-ALLOWANCE = 0.3  # runs of the best known arm that looks may cost together, for each e-fold of runs so far
+ALLOWANCE = 0.4  # runs of the best known arm that looks may cost together, for each e-fold of runs so far
 JUMPS = 0.2  # probability that epochs do at an arm what no law says
 JUMP = 0.7  # standard deviation of that, in log epochs for an octave
 SHORTEST_LOOK = 2  # epochs
-LOOK_HORIZON_GROWTH = 0.02  # as `outlook.HORIZON_GROWTH`, for looks
+LOOK_HORIZON = 20.0  # as `outlook.HORIZON`, for looks ...
+LOOK_HORIZON_GROWTH = 0.02  # ... and as `outlook.HORIZON_GROWTH`
+PATIENCE = 4.0  # looks that found nothing after which a jump is half as probable
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +182,10 @@ def look_at(outlook: Outlook, arm: int) -> Look | None:
     off = mean - math.log(best_j)
     chance = float(ndtr(-off / deviation))
     gain = chance - math.exp(min(off + 0.5 * deviation**2, 50.0)) * float(ndtr(-off / deviation - deviation))
+    jumps = JUMPS * PATIENCE / (PATIENCE + outlook.fruitless)
     if reference is None:
-        price *= 1 - JUMPS * chance
-    worth = JUMPS * (HORIZON + LOOK_HORIZON_GROWTH * belief.completions) * gain
+        price *= 1 - jumps * chance
+    worth = jumps * (LOOK_HORIZON + LOOK_HORIZON_GROWTH * belief.completions) * gain
     return Look(arm, epochs, price, worth) if worth > price else None
 
 

@@ -25,14 +25,14 @@ from mlflow.entities import DatasetInput, Experiment, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.errors import ConfigError, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.ledger.mlflow.tables import read_params
 from zeus_flows.masking import mask_logs
-from zeus_flows.settings import bound_mlflow
+from zeus_flows.settings import bound_mlflow, workspace
 
 T = TypeVar("T")
 
@@ -48,6 +48,8 @@ _TOGETHER: Final = 100
 _ROWS_TOGETHER: Final = 500
 #: Tags that MLflow takes in one call.
 _TAGS_TOGETHER: Final = 100
+#: Packages of drivers that are not called as their module is.
+_PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -338,6 +340,11 @@ class Store:
             raise StoreUnavailable("MLflow took too long") from None
         except (OSError, SQLAlchemyError) as error:
             raise StoreUnavailable(f"MLflow: {type(error).__name__}") from None
+        except ModuleNotFoundError as error:
+            package = _PACKAGES.get(error.name or "", error.name)
+            raise ConfigError(
+                f"{self.location} needs the module {error.name}, which is not installed: pip install {package}"
+            ) from None
         self.answered_s = time.monotonic()
         return answer
 
@@ -354,6 +361,8 @@ def may_exist(tracking_uri: str) -> bool:
 def location(tracking_uri: str) -> str:
     """Return where a tracking URI points: the same from every folder, without user, password or options.
 
+    A server's workspace is part of it: what waits for one must never be delivered to another.
+
     >>> location("postgresql://me:secret@db:5432/mlflow?password=secret")
     'postgresql://db:5432/mlflow'
     >>> location("postgresql://me@/mlflow?host=/run/postgresql&sslmode=disable")
@@ -366,7 +375,9 @@ def location(tracking_uri: str) -> str:
     socket = [f"{name}={value}" for name, value in parse_qsl(parts.query) if name in ("host", "port")]
     if not parts.netloc:
         return parts.path
-    return "".join((parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket)))
+    inside = f"#{workspace(tracking_uri)}" if workspace(tracking_uri) else ""
+    where = (parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket), inside)
+    return "".join(where)
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T:

@@ -8,6 +8,7 @@ from typing import Final
 from mlflow.exceptions import MlflowException
 
 from zeus_flows.errors import StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
+from zeus_flows.masking import masked
 
 #: Error codes that are an answer: trying again would bring the same.
 _ANSWERS: Final = frozenset(
@@ -41,11 +42,9 @@ def _first_line(error: MlflowException) -> str:
     r"""Return the start of MLflow's message without secrets: it quotes URIs, and the rest may be SQL with its values.
 
     >>> _first_line(MlflowException("API request to http://me:secret@host/api?token=secret failed\nmore"))
-    'API request to http://host/api?token=… failed'
+    'API request to http://***@host/api?token=*** failed'
     """
-    line = (str(error).splitlines() or [error.error_code])[0]
-    line = re.sub(r"//[^/\s]*@", "//", line)
-    return re.sub(r"(?i)(password|token|secret|key)=[^&\s]+", r"\1=…", line)[:300]
+    return masked((str(error).splitlines() or [error.error_code])[0])[:300].strip()
 
 
 def is_about_a_deleted_run(error: StoreError) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mlflow.entities import Experiment, ViewType
 
-from zeus_flows.errors import LedgerDamaged, StoreError, UnknownAttempt
+from zeus_flows.errors import LedgerDamaged, StoreDenied, StoreError, UnknownAttempt
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.names import RunKind
@@ -84,8 +84,18 @@ def link_places(store: Store, name: str, job: Experiment | None, job_id: str, le
 
 
 def named(store: Store, name: str) -> Experiment | None:
-    """Return the experiment of a name, deleted or not; None where there is none."""
-    return store.ask(lambda client: client.get_experiment_by_name(name))
+    """Return the experiment of a name, deleted or not; None where there is none.
+
+    Raises:
+        StoreDenied: MLflow lets nobody like us look at it: it may be another team's.
+    """
+    try:
+        return store.ask(lambda client: client.get_experiment_by_name(name))
+    except StoreDenied as error:
+        raise StoreDenied(
+            f"{error}\n  where these are right, the experiment {name} is another team's: name the job otherwise, or "
+            f"have its owner grant you EDIT on it and on its ledger (docs/guides/teams.md)"
+        ) from None
 
 
 def by_id(store: Store, experiment_id: str) -> Experiment | None:
