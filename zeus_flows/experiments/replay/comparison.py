@@ -98,7 +98,7 @@ def find_traces(
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Contest:
     """One policy on one trace: what a comparison is made of, and can be shared out by. All its seeds are in it."""
 
     trace: Trace
@@ -107,12 +107,12 @@ class Cell:
     recurrences: int
 
 
-FanOut = Callable[[Callable[[Cell], Row], Sequence[Cell]], list[Row]]
+FanOut = Callable[[Callable[[Contest], Row], Sequence[Contest]], list[Row]]
 
 
-def in_turn(work: Callable[[Cell], Row], cells: Sequence[Cell]) -> list[Row]:
+def in_turn(work: Callable[[Contest], Row], contests: Sequence[Contest]) -> list[Row]:
     """Do one after the other: the `FanOut` that needs nothing else."""
-    return [work(cell) for cell in cells]
+    return [work(contest) for contest in contests]
 
 
 def compare(
@@ -131,20 +131,22 @@ def compare(
         policies: Names in `zeus_flows.core.policy.POLICIES`.
         seeds: Replays to average over.
         recurrences: How many; None: 2 |B| |P|, as in the paper's figure 6.
-        fan_out: Who does the work, in whatever order; rows come back in that of the cells.
+        fan_out: Who does the work, in whatever order; rows come back in that of the contests.
         changes: Fields of `Job`, such as eta, beta, window or exploration_budget.
     """
-    cells = []
+    contests = []
     for trace in traces:
         count = recurrences or 2 * len(trace.batch_sizes) * len(trace.power_limits_w)
-        cells += [Cell(trace, replay_job(trace, policy, **changes), seeds, count) for policy in policies]
-    return fan_out(replayed, cells)
+        contests += [Contest(trace, replay_job(trace, policy, **changes), seeds, count) for policy in policies]
+    return fan_out(replayed, contests)
 
 
-def replayed(cell: Cell) -> Row:
-    """Replay a cell with each of its seeds, from 0; the same wherever that is done."""
-    replays = [replay(cell.trace, cell.job, recurrences=cell.recurrences, seed=seed) for seed in range(cell.seeds)]
-    return row(cell.trace, cell.job, replays)
+def replayed(contest: Contest) -> Row:
+    """Replay a contest with each of its seeds, from 0; the same wherever that is done."""
+    replays = [
+        replay(contest.trace, contest.job, recurrences=contest.recurrences, seed=seed) for seed in range(contest.seeds)
+    ]
+    return row(contest.trace, contest.job, replays)
 
 
 def row(trace: Trace, job: Job, replays: Sequence[Replay]) -> Row:
