@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -10,6 +11,7 @@ from uuid import uuid4
 import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tests.orchestration.deployed_runs import ours, read_deployment, read_run, remove, run_here, start, zeus_flows
@@ -177,3 +179,20 @@ def test_the_pools_template_is_in_the_repository_and_in_the_package(jobs: Path, 
     assert zeus_flows("deploy", jobs, "--pool", pool).exit_code == 0
     with get_client(sync_client=True) as client:
         assert client.read_work_pool(pool).base_job_template == process_template()
+
+
+def test_what_workers_run_is_not_served_as_well(jobs: Path, pool: str) -> None:
+    assert zeus_flows("deploy", jobs, "--pool", pool).exit_code == 0
+    refused = zeus_flows("serve", jobs)
+    assert refused.exit_code == 2
+    assert f"is deployed to the work pool {pool}, whose workers run it" in refused.output
+
+
+def test_the_next_runs_have_names_before_they_begin(jobs: Path, pool: str) -> None:
+    job = f"ranker-{jobs.parent.name}"
+    assert zeus_flows("deploy", jobs / "ranker.yaml", "--cron", "0 2 * * *", "--pool", pool).exit_code == 0
+    with get_client(sync_client=True) as client:
+        of_job = DeploymentFilter(id=DeploymentFilterId(any_=[read_deployment(f"recurrence/{job}").id]))
+        names = {run.name for run in client.read_flow_runs(deployment_filter=of_job)}
+    assert len(names) >= 3
+    assert all(re.fullmatch(rf"{job} \d{{4}}-\d\d-\d\d 02:00", name) for name in names)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -115,3 +117,25 @@ def test_prefects_own_file_makes_what_deploy_makes(server: dict[str, str], tmp_p
     assert ours.returncode == 0, ours.stdout + ours.stderr
     assert "2 updated" in ours.stdout  # parameters are pinned on the server too
     assert [made(*name) for name in names] == by_prefect
+
+
+def test_serve_runs_what_is_due_without_workers_and_lets_schedules_rest_when_it_ends(
+    server: dict[str, str], tmp_path: Path
+) -> None:
+    write_job(tmp_path / "job.yaml", name="served")
+    words = ("serve", "job.yaml", "--cron", "0 0 1 1 *")
+    serving = Forked(ZEUS_FLOWS, *words, cwd=tmp_path, env=server | {"PREFECT_RUNNER_POLL_FREQUENCY": "2"}, leads=True)
+    try:
+        serving.wait_until_it_says("serving 1; Ctrl-C ends it")
+        started = prefect(server, "deployment", "run", "recurrence/served")
+        assert started.returncode == 0, started.stdout + started.stderr
+        wait_for("a completed flow run", lambda: bool(flow_runs(server, "served", "COMPLETED")), 240)
+        serving.send_signal(signal.SIGINT)
+        serving.wait(60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(serving.pid, signal.SIGKILL)
+    (done,) = flow_runs(server, "served", "COMPLETED")
+    assert done["name"] == "served #1"
+    found = httpx.get(f"{server['PREFECT_API_URL']}/deployments/name/recurrence/served", timeout=10).json()
+    assert (found["work_pool_name"], found["paused"]) == (None, True)

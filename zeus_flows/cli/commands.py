@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
-from zeus_flows.cli.deploying import deploy_command
+from zeus_flows.cli.deploying import deploy_command, serve_command
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
@@ -238,5 +238,6 @@ main.add_command(replay)
 main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
+main.add_command(serve_command)
 main.add_command(drift_command)
 main.add_command(models_command)

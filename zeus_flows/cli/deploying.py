@@ -96,6 +96,37 @@ def deploy_command(
         click.echo(_closing(changes, wanted, dry_run))
 
 
+@click.command("serve")
+@click.argument("paths", metavar="JOB.yaml|DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--cron", help='When to run, such as "0 2 * * *".')
+@click.option("--timezone", default="UTC", show_default=True, help="Whose clock --cron is by, such as Europe/Berlin.")
+@click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
+@click.option("--simulate", type=_SIMULATED, help="Run on a simulated GPU, whatever the job files say.")
+def serve_command(
+    paths: tuple[Path, ...], cron: str | None, timezone: str, tracking_uri: str | None, simulate: SimulatedGpu | None
+) -> None:
+    """Deploy job files and run them from this process, without a work pool or workers.
+
+    Each recurrence is a process of its own. Ctrl-C ends it and lets the schedules rest.
+    """
+    _check_schedule(cron, timezone)
+    from zeus_flows.settings import quiet_libraries
+
+    quiet_libraries()
+    from zeus_flows.orchestration import deployments, serving
+
+    asked = deployments.DeploymentWishes(cron, timezone, paused=False, served=True)
+    deployables = _deployables(Files(paths, None, tracking_uri, simulate))
+    with deployments.prefect_api() as client:
+        changes = [deployments.plan(client, deployable, asked) for deployable in deployables]
+        serving.refuse_pools(changes)
+        _show(changes, (), (), str(client.api_url))
+        ids = [deployments.apply(client, change) for change in changes]
+        serving.tidy(client, ids)
+    click.echo(f"serving {len(ids)}; Ctrl-C ends it\nnext: prefect deployment run {deployables[0].full_name}")
+    serving.serve_deployments(changes, ids)
+
+
 def _deployables(files: Files) -> list[Any]:
     from zeus_flows.orchestration.deployable import Pins, files_of, read_deployables
     from zeus_flows.settings import read_settings

@@ -19,6 +19,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from zeus_flows.core.job import Mode
 from zeus_flows.job_file import SimulatedGpu, parse_job
 from zeus_flows.orchestration.pinned import PinnedFile, pinned_parameters
+from zeus_flows.orchestration.run_names import due_name
 from zeus_flows.orchestration.slots import TAG, kept, reap
 from zeus_flows.orchestration.superseding import end_superseded, superseded
 
@@ -32,8 +33,7 @@ _PAGE: Final = 200  # of deployments, the most that Prefect gives at once
 
 def _name_of_run() -> str:
     """Return what a run is called until it has a number: its deployment and when it was due."""
-    due = runtime.flow_run.scheduled_start_time
-    return f"{runtime.deployment.name or runtime.flow_run.flow_name} {due:%Y-%m-%d %H:%M}"
+    return due_name(str(runtime.deployment.name or runtime.flow_run.flow_name), runtime.flow_run.scheduled_start_time)
 
 
 @flow(name="recurrence", flow_run_name=_name_of_run, validate_parameters=True)

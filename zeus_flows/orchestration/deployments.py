@@ -28,6 +28,7 @@ from zeus_flows.masking import without_secrets
 from zeus_flows.orchestration import deployed
 from zeus_flows.orchestration.deployable import Deployable
 from zeus_flows.orchestration.pools import DEFAULT_POOL
+from zeus_flows.orchestration.run_names import UPCOMING, name_upcoming
 
 #: Seconds that Prefect leaves a run to start, and keeps the slot of one that has died. The least that it takes.
 GRACE_S: Final = 60
@@ -129,7 +130,7 @@ def apply(client: SyncPrefectClient, change: DeploymentChange) -> UUID:
         return change.there
     wanted = change.wanted
     schedule = wanted["schedule"]
-    return client.create_deployment(
+    made = client.create_deployment(
         flow_id=client.create_flow_from_name(change.deployable.flow),
         name=change.deployable.name,
         version=wanted["version"],
@@ -147,6 +148,10 @@ def apply(client: SyncPrefectClient, change: DeploymentChange) -> UUID:
         concurrency_options=_concurrency(wanted),
         job_variables={},
     )
+    if schedule is not None and not wanted["paused"]:
+        client.request("POST", "/deployments/{id}/schedule", path_params={"id": made}, json={"min_runs": UPCOMING})
+        name_upcoming(client, made, change.deployable.name)
+    return made
 
 
 def _wanted(deployable: Deployable, asked: DeploymentWishes, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled
 
+from zeus_flows.orchestration.run_names import name_upcoming
+
 log = logging.getLogger(__name__)
 
 #: The state's name; its type is Cancelled, which is neither a success nor a failure.
@@ -45,6 +47,7 @@ def superseded() -> State[Any] | None:
         if not me.auto_scheduled:
             return None
         newest = end_superseded(client, UUID(str(runtime.deployment.id)), than=me)
+        name_upcoming(client, UUID(str(runtime.deployment.id)), str(runtime.deployment.name))
     return None if newest is None or newest.id == me.id else _state(newest)
 
 
