@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +27,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[tuple[dict[str, str], Path]]:
     """The stack of two workers, and the environment that it tells its user to set."""
-    (tmp_path / "stack").mkdir()
-    for folder in (tmp_path, *tmp_path.parents[:2]):  # a PostgreSQL that root starts runs as another user
-        folder.chmod(0o755)
+    folder = Path(tempfile.mkdtemp(prefix="zeus-flows-stack-"))
+    folder.chmod(0o755)  # a PostgreSQL that root starts runs as another user, who must find it
     ports = free_port(), free_port()
-    words = ["--folder", str(tmp_path / "stack"), "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])]
-    log = tmp_path / "up.log"
+    words = ["--folder", str(folder), "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1])]
+    log = folder / "up.log"
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PREFECT_HOME": str(tmp_path / "home"),
@@ -44,16 +45,18 @@ def stack(tmp_path: Path) -> Iterator[tuple[dict[str, str], Path]]:
         wait_for("the stack", lambda: "are up" in log.read_text() or up.poll() is not None, 240)
         said = [line.split() for line in log.read_text().splitlines() if line.startswith("  export ")]
         assert len(said) == 2, log.read_text()
-        yield env | dict(word.split("=", 1) for _, word in said), log
+        yield env | dict(word.split("=", 1) for _, word in said), folder
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_jobs_run_at_once_and_a_killed_worker_is_replaced(stack: tuple[dict[str, str], Path], tmp_path: Path) -> None:
-    env, log = stack
-    os.kill(int((tmp_path / "stack/worker-1.pid").read_text()), signal.SIGKILL)
-    wait_for("another worker", lambda: "worker-1 ended (-9) and is started again" in log.read_text(), 60)
+    env, folder = stack
+    os.kill(int((folder / "worker-1.pid").read_text()), signal.SIGKILL)
+    again = "worker-1 ended (-9) and is started again"
+    wait_for("another worker", lambda: again in (folder / "up.log").read_text(), 60)
     (tmp_path / "jobs").mkdir()
     for name in ("first", "second"):
         write_job(tmp_path / f"jobs/{name}.yaml", name=name)
