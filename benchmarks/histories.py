@@ -36,6 +36,8 @@ LIMITS: Final = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
 SIZES: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 SOURCE: Final = EnergySource.SIMULATED
 EPOCH: Final = EpochReport(1, energy_j=10_000.0, time_s=80.0, power_limit_w=150.0, metric=0.5)
+#: Recurrences that a snapshot lags behind: the same however long the history is, so that what is read is comparable.
+LAG: Final = 4
 _TABLES: Final = ("runs", "params", "tags", "metrics", "latest_metrics")
 _TOGETHER: Final = 500
 
@@ -142,12 +144,11 @@ def record_history(uri: str, job: Job, recurrences: int, state_dir: Path) -> Non
     engine, tables = create_engine(uri), MetaData()
     tables.reflect(engine, only=_TABLES)
     with engine.begin() as connection:
-        last = _Rows(connection, tables, ledger, job).write(recurrences)
+        covered, last = _Rows(connection, tables, ledger, job).write(recurrences)
     engine.dispose()
     window = ledger.layout.look()
-    covered = recurrences - recurrences % snapshot.EVERY
-    state = next(point.state for point in points(job, covered) if point.observed.recurrence == covered)
-    tags = snapshot.dump(snapshot.Snapshot(covered, state)) | ledger._belief_tags(last.state)
+    kept = snapshot.Snapshot(covered.observed.recurrence, covered.state)
+    tags = snapshot.dump(kept) | ledger._belief_tags(last.state)
     ledger.store.log(window.run_id, tags=tags)
 
 
@@ -166,12 +167,14 @@ class _Rows:
         rows = self._connection.execute(select(table).where(table.c.run_uuid == run_id))
         return [dict(row) for row in rows.mappings()]
 
-    def write(self, recurrences: int) -> Point:
-        """Write all recurrences but the first; return the last."""
+    def write(self, recurrences: int) -> tuple[Point, Point]:
+        """Write all recurrences but the first; return the last one that a snapshot covers, and the last."""
         batch: dict[str, list[dict[str, Any]]] = {name: [] for name in _TABLES}
         newest: dict[str, dict[str, Any]] = {}
         for point in points(self._job, recurrences):
             newest |= {k: {"key": k, "value": v, "step": point.observed.recurrence} for k, v in point.series.items()}
+            if point.observed.recurrence == recurrences - LAG:
+                covered = point
             if point.observed.recurrence > 1:
                 for name, rows in self._of_point(point).items():
                     batch[name] += rows
@@ -183,7 +186,7 @@ class _Rows:
         latest, like = self._tables["latest_metrics"], self._rows["latest_metrics"][0] | {"run_uuid": self._window}
         self._connection.execute(delete(latest).where(latest.c.run_uuid == self._window))
         self._connection.execute(insert(latest), [like | row for row in newest.values()])
-        return point
+        return covered, point
 
     def _of_point(self, point: Point) -> dict[str, list[dict[str, Any]]]:
         n, run_id = point.observed.recurrence, uuid.uuid4().hex

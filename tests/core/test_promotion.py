@@ -91,7 +91,7 @@ def test_what_cannot_be_compared_is_refused_unless_the_rival_is_gone() -> None:
 
 def test_without_an_evaluation_the_newest_is_accepted_and_that_is_said() -> None:
     assert unevaluated().accepted
-    assert "nothing compares models" in unevaluated().reason
+    assert "nothing was compared" in unevaluated().reason
 
 
 # -- the fold --------------------------------------------------------------------------------------------------------

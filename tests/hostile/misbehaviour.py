@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 from tests.training_functions import noisy
 from zeus_flows.training.session import Session
@@ -130,3 +131,18 @@ def deaf(session: Session) -> None:
         while time.monotonic() < until:
             with contextlib.suppress(BaseException):
                 time.sleep(0.05)
+
+
+def rowdy(session: Any) -> None:
+    """Train on several ranks: print much, fork away, leave a thread, hear no SIGTERM; and reach the target."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for epoch in session.epochs():
+        list(session.steps([0] * 4))
+        for _ in range(5):
+            print("x" * 1_000_000)
+        session.report_metric(float(epoch))
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(LONG_S)
+        os._exit(0)
+    threading.Thread(target=time.sleep, args=(LONG_S,)).start()

@@ -20,6 +20,7 @@ from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.job_file import load_job
 from zeus_flows.ledger.mlflow.record_text import load_observation
 from zeus_flows.settings import read_settings
+from zeus_flows.training.forms.child import Child, left_behind
 from zeus_flows.training.trainer import LocalTrainer
 
 #: Functions that break, their parameters, and what is kept of it.
@@ -122,3 +123,93 @@ def test_sigterm_ends_a_training_that_catches_everything(prefect_api: str, sqlit
         process.kill()
     assert process.stderr.strip().splitlines()[-1].startswith("zeus-flows: SIGTERM: training did not stop")
     assert "Traceback" not in process.stderr
+
+
+#: Scripts that misbehave, and how their attempt ends; None: it fails.
+SCRIPTS: dict[str, tuple[str, Outcome | None]] = {
+    "a line without end": ("print('x' * 30_000_000)\nprint('acc=1.0')", Outcome.CONVERGED),
+    "bytes of any kind": (
+        "import os\nnoise = bytes(b for b in range(256) if b not in b'\\x1e\\x1f')\n"
+        "os.write(1, 4_000 * noise)\nprint('\\nacc=1.0')",
+        Outcome.CONVERGED,
+    ),
+    "a thread that goes on": (
+        "import threading, time\nprint('acc=1.0')\nthreading.Thread(target=time.sleep, args=(45,)).start()",
+        Outcome.CONVERGED,
+    ),
+    "processes that fork away": (
+        "import os, time\nfor _ in range(50):\n    if os.fork() == 0:\n        os.setsid()\n        time.sleep(45)\n"
+        "        os._exit(0)\nprint('acc=1.0')",
+        Outcome.CONVERGED,
+    ),
+    "no SIGTERM": (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('acc=1.0')\ntime.sleep(45)",
+        Outcome.CONVERGED,
+    ),
+    "output that is closed": ("import os, time\nos.close(1); os.close(2)\ntime.sleep(0.5); os._exit(0)", None),
+    "an exit": ("import sys\nprint('acc=0.5', flush=True)\nsys.exit(0)", Outcome.EXHAUSTED),
+    "a kill of its own": ("import os\nos.kill(os.getpid(), 9)", None),
+    "more memory than there is": (
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))\nleak = []\n"
+        "while True:\n    leak.append(bytearray(10**8))",
+        None,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", SCRIPTS)
+def test_a_script_that_misbehaves_is_bounded_and_leaves_no_process(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, outcome = SCRIPTS[what]
+    (tmp_path / "train.py").write_text(script)
+    train: dict[str, Any] = {"command": ["python", "train.py", "{batch_size}"], "metric": {"pattern": "acc=([0-9.]+)"}}
+    train |= {"folder": str(tmp_path), "grace_seconds": 0.5}
+    job_file = load_job(write_job(tmp_path / "job.yaml", train=train))
+    marks, told = marked_children(monkeypatch), list[str]()
+    try:
+        seen = LocalTrainer(job_file, read_settings()).train(
+            job_file.core(), decision(1, batch_size=64), None, lambda _: None
+        )
+    except AttemptFailed as failure:
+        seen = failure.observation
+        told.append(seen.detail)
+    assert seen.outcome is (outcome or Outcome.FAILED)
+    assert bool(told) == (outcome is None)
+    assert len(plain_text(jsonable(seen))) < 6_000
+    assert len(caplog.text) < 1_000_000
+    assert [pid for mark in marks for pid in left_behind(mark)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("function", ["rowdy", "exits"])
+def test_ranks_that_misbehave_are_bounded_and_leave_no_process(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file = load_job(misbehaving(tmp_path, function, gpus=2))
+    marks = marked_children(monkeypatch)
+    monkeypatch.setattr("zeus_flows.training.forms.ranks._GRACE_S", 1.0)
+    trainer = LocalTrainer(job_file, read_settings())
+    if function == "rowdy":
+        seen = trainer.train(job_file.core(), decision(1, batch_size=64), None, lambda _: None)
+        assert seen.outcome is Outcome.CONVERGED
+    else:
+        with pytest.raises(AttemptFailed) as caught:
+            trainer.train(job_file.core(), decision(1, batch_size=64), None, lambda _: None)
+        assert "left session.epochs() by itself" in caught.value.observation.detail
+    assert len(marks) == 1
+    assert left_behind(marks[0]) == []
+
+
+def marked_children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the marks of the commands that are started from now on, by which their processes are found."""
+    marks, begin = list[str](), Child.__init__
+
+    def noted(self: Child, *args: Any, mark: str, **options: Any) -> None:
+        marks.append(mark)
+        begin(self, *args, mark=mark, **options)
+
+    monkeypatch.setattr(Child, "__init__", noted)
+    return marks

@@ -90,6 +90,31 @@ def test_later_drift_windows_cost_no_call_more(sqlite_uri: str, tmp_path: Path) 
     assert opened(sqlite_uri).layout.look().number == 3
 
 
+def test_no_call_looks_at_another_job_s_runs(sqlite_uri: str, tmp_path: Path) -> None:
+    for k in range(4):
+        one_recurrence(sqlite_uri, tmp_path, job=replace(JOB, name=f"other-{k}"))
+    one_recurrence(sqlite_uri, tmp_path)
+    ledger = opened(sqlite_uri)
+    mine = {ledger.experiment_id, ledger.layout.whereabouts().root[0]}
+    with recorded() as looked:
+        ledger.state()
+        ledger.would_set_aside()
+        ledger.layout.newest_windows()
+        ledger.verify()
+    for call in (*looked, *one_recurrence(sqlite_uri, tmp_path)):
+        said = call.by_name
+        match call.name:
+            case "get_experiment_by_name":
+                assert said["experiment_name"] in (JOB.name, f"{JOB.name}.ledger")
+            case "search_runs":
+                assert set(said["experiment_ids"]) <= mine
+                assert {run.info.experiment_id for run in call.answer} <= mine
+            case "create_run":
+                assert said["experiment_id"] in mine
+            case _:
+                assert ledger.store.client.get_run(call.run_id).info.experiment_id in mine, call.name
+
+
 def test_a_server_sees_as_few_requests(server_on_sqlite: str, tmp_path: Path) -> None:
     job = replace(JOB, name="asked-over-http")
     one_recurrence(server_on_sqlite, tmp_path, job=job)

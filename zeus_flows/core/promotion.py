@@ -229,7 +229,9 @@ def too_late(champion: Version) -> ModelVerdict:
 
 def unevaluated() -> ModelVerdict:
     """Return the verdict on a version of a job that has nothing to evaluate models with."""
-    return ModelVerdict(True, "it is the newest that reached the target; nothing compares models (no gate.function)")
+    return ModelVerdict(
+        True, "it is the newest that reached the target; nothing evaluates models here, so nothing was compared"
+    )
 
 
 def _problem(evaluated: Evaluated, bars: Sequence[Bar]) -> str:

@@ -43,8 +43,17 @@ class ModelsOf:
     def why(self) -> str:
         """Why the champion is champion, as a sentence."""
         name = self.job_file.model.name if self.job_file.model else ""
+        newest = _candidates(self.entries)[-1:]
+        refused = [
+            f"; version {c.version.number} was refused: {c.verdict.reason}"
+            for c in newest
+            if c.verdict is not None and not c.verdict.accepted and c.version.number != self.champion
+        ]
+        return self._champion_of(name) + "".join(refused)
+
+    def _champion_of(self, name: str) -> str:
         if self.champion is None:
-            return f"{name} has no champion: no model of {self.job_file.name} was accepted yet"
+            return f"{name} has no champion: no model of {self.job_file.name} is accepted"
         if self.by_hand:
             return f"Version {self.champion} of {name} is champion by hand, until a newer one is accepted"
         mine = [c for c in _candidates(self.entries) if c.version.number == self.champion]

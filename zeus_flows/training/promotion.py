@@ -27,7 +27,7 @@ from zeus_flows.core.promotion import (
     unevaluated,
 )
 from zeus_flows.core.records import Observation
-from zeus_flows.errors import StoreError, StoreUnavailable
+from zeus_flows.errors import StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.job_file import JobFile
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.durable import DurableLedger
@@ -192,7 +192,8 @@ class Promoter:
         word = "accepted" if given.accepted else "refused"
         lines.append(f"version {candidate.version.number} is {word}: {given.reason}")
         log.info("model %s: %s", self._registry.name, lines[-1])
-        self._registry.show(candidate.version.number, {names.VERDICT: word, names.REASON: given.reason})
+        with suppress(UnknownAttempt):
+            self._registry.show(candidate.version.number, {names.VERDICT: word, names.REASON: given.reason})
         return given.accepted
 
     def _verdict(self, candidate: Candidate, standing: Promotions, alias: Version | None) -> ModelVerdict:
@@ -215,7 +216,7 @@ class Promoter:
         aliases, moves, newest = self._registry.aliases(), moves_of(entries), entries[-1]
         alias, by_hand, moved = aliases.get(CHAMPION), False, False
         champion = standing.champion.version if standing.champion is not None else None
-        if champion is not None and moves_to(champion, alias, moves):
+        if champion is not None and moves_to(champion, alias, moves) and self._registry.exists(champion):
             self._registry.move(newest, champion, self._ledger.experiment_id)
             alias, moved = champion.number, True
             lines.append(f"version {alias} of {self._registry.name} is champion")
@@ -224,7 +225,8 @@ class Promoter:
         self._registry.close_dead_moves(entries)
         challenger = _candidates(entries)[-1].version.number if _candidates(entries) else None
         if challenger is not None and challenger not in (alias, aliases.get(CHALLENGER)):
-            self._registry.set_alias(CHALLENGER, challenger)
+            with suppress(UnknownAttempt):  # its version may have been deleted by hand
+                self._registry.set_alias(CHALLENGER, challenger)
         elif challenger == alias and CHALLENGER in aliases:
             self._registry.drop_alias(CHALLENGER)
         if by_hand:

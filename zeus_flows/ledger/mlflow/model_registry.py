@@ -7,7 +7,6 @@ params come to: `zeus_flows.core.promotion` folds them, and every pass puts righ
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.entities.logged_model_output import LoggedModelOutput
 
-from zeus_flows.core.json import compact, from_plain, from_text, plain_text, to_text
+from zeus_flows.core.json import from_text, to_text
 from zeus_flows.core.promotion import Candidate, ModelVerdict, Move, Version
 from zeus_flows.core.records import Observation
 from zeus_flows.errors import ConfigError, StoreError, StoreUnavailable, UnknownAttempt
@@ -28,7 +27,6 @@ from zeus_flows.ledger.lease import Holder, is_gone, this_process
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.packing import pack, unpack
 from zeus_flows.masking import masked
 
 log = logging.getLogger(__name__)
@@ -40,8 +38,6 @@ _DONE: Final = "done"
 _DEAD: Final = "dead"
 #: Models that are read in one call.
 _TOGETHER: Final = 50
-#: Characters that a param has room for.
-_PARAM: Final = 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +199,7 @@ class ModelRegistry:
         try:
             observation = codec.load_observation(params[names.OBSERVATION]) if names.OBSERVATION in params else None
             rounds = sorted((k, v) for name, v in params.items() if (k := names.verdict_number(name)))
-            verdicts = tuple(load_verdict(text) for _, text in rounds)
+            verdicts = tuple(codec.load_verdict(text) for _, text in rounds)
             moves = {
                 k: (from_text(KeptMove, text), params.get(names.moved(k), ""))
                 for name, text in params.items()
@@ -259,7 +255,9 @@ class ModelRegistry:
         """Write the next verdict on a model; return the one that stands, which another process may have written."""
         assert entry.candidate is not None
         rounds = len(entry.candidate.verdicts) + 1
-        standing = load_verdict(self.store.set_once(entry.run_id, names.verdict(rounds), dump_verdict(verdict)))
+        standing = codec.load_verdict(
+            self.store.set_once(entry.run_id, names.verdict(rounds), codec.dump_verdict(verdict))
+        )
         reached("after-verdict")
         return standing
 
@@ -344,26 +342,6 @@ def moves_of(entries: Sequence[LoggedEntry]) -> list[Move]:
         for _, (move, ended) in sorted(kept.items(), key=lambda item: item[0])
         if ended != _DEAD
     ]
-
-
-def dump_verdict(verdict: ModelVerdict) -> str:
-    """Return a verdict as a param has it; packed where it is long."""
-    text = plain_text({"schema": 1, **compact(verdict)})
-    return text if len(text) <= _PARAM else plain_text({"schema": 1, "zlib": pack(text)})
-
-
-def load_verdict(text: str) -> ModelVerdict:
-    """Return the verdict that a param has.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    data = json.loads(text)
-    if isinstance(data, dict) and "zlib" in data:
-        data = json.loads(unpack(data["zlib"]))
-    if not isinstance(data, dict) or data.get("schema") != 1:
-        raise ValueError("it is no verdict that this version knows")
-    return from_plain(ModelVerdict, data)
 
 
 def _describe(folder: Path, run_id: str, model_id: str) -> None:

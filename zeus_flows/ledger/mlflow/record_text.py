@@ -1,4 +1,4 @@
-"""Decisions and observations <-> JSON text that fits MLflow's params. No pickle.
+"""Decisions, observations and verdicts on models <-> JSON text that fits MLflow's params. No pickle.
 
 `docs/reference/mlflow-schema.md` has the stored form. It is compact: fields that have their default are left out (so
 the defaults of these two records are part of the form), measured numbers have six digits, and what comes in rows is an
@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
 from zeus_flows.core.json import TAG, compact, from_plain, plain_text, short, to_text
 from zeus_flows.core.power_profile import Knob, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.promotion import ModelVerdict
 from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.records import SCHEMA, Decision, InFlight, Observation
 from zeus_flows.errors import MeasurementError, StoreError, UnreadableRecord
@@ -66,6 +67,26 @@ def load_observation(text: str) -> Observation:
         StoreError: it was written by a newer version.
     """
     return _load("observation", text, _read_observation)
+
+
+def dump_verdict(verdict: ModelVerdict) -> str:
+    """Return a verdict as a param has it; packed where it is long."""
+    text = plain_text({"schema": 1, **compact(verdict)})
+    return text if len(text) <= MAX_PARAM else plain_text({"schema": 1, "zlib": pack(text)})
+
+
+def load_verdict(text: str) -> ModelVerdict:
+    """Return the verdict that a param has.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    data = json.loads(text)
+    if isinstance(data, dict) and "zlib" in data:
+        data = json.loads(unpack(data["zlib"]))
+    if not isinstance(data, dict) or data.get("schema") != 1:
+        raise ValueError("it is no verdict that this version knows")
+    return from_plain(ModelVerdict, data)
 
 
 def is_same_decision(standing: str, text: str) -> bool:

@@ -122,8 +122,10 @@ class Child:
                 yield None
                 continue
             data = os.read(self._read, 65_536)
-            if not data:
-                self._process.wait()
+            if not data:  # it closed its output, and may train on
+                while self._process.poll() is None:
+                    time.sleep(_TICK_S)
+                    yield None
                 break
             yield from self._parts(data)
         if self._line:

@@ -151,6 +151,10 @@ class RankSession:
         if self.rank == 0 and (self.outcome is None or self.converged):
             stage(model, about, kept_folder(self._loop.folder))
 
+    def returned(self) -> None:
+        """Tell that the train function is through, whatever it left running."""
+        self._loop.tell("returned")
+
     def _samples(self, loader: Any, size: int) -> int:
         """Return the samples of an epoch over all ranks; a distributed sampler gives each its share of the data set."""
         batches = samples_in(_LengthAlone(loader), size) * self.world_size
@@ -212,6 +216,7 @@ def main() -> None:
     task = AttemptOfRanks(**json.loads((folder / "task.json").read_text()))
     session = RankSession(task, folder, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     load_function(task.function)(session, **task.parameters)
+    session.returned()
 
 
 if __name__ == "__main__":

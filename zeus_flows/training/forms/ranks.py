@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from zeus_flows.training.forms.command import raise_failure, torchrun
 from zeus_flows.training.forms.rank_session import FOLDER, TOLD, AttemptOfRanks, answer_file, kept_folder
 from zeus_flows.training.session import Session
 
-#: How long ranks may take to end after their loop: they publish the model then.
+#: How long ranks may take to end once rank 0's train function has returned, and after SIGTERM.
 _GRACE_S = 10.0
 
 
@@ -87,12 +88,16 @@ class RankedFunction:
         outcome = session.outcome
         assert outcome is not None or session.converged
         _answer(folder, ended, outcome or Outcome.CONVERGED)
-        for _ in events:  # the ranks publish their model, and end
-            pass
+        returned_s = None
+        for event in events:  # the ranks publish their model, and end
+            if isinstance(event, list) and event[0] == "returned":
+                returned_s = time.monotonic()
+            elif returned_s is not None and time.monotonic() > returned_s + _GRACE_S:  # a thread they left, maybe
+                return
         raise_failure(child, "the ranks")
 
 
-def _epoch(session: Session, events: Iterator[list[Any] | Told]) -> bool:
+def _epoch(session: Session, events: Iterator[list[Any] | Told | None]) -> bool:
     """Follow one epoch to its end; return whether it came to one."""
     more = False
     with ExitStack() as evaluation:
@@ -117,10 +122,10 @@ def _epoch(session: Session, events: Iterator[list[Any] | Told]) -> bool:
     return False
 
 
-def _told(child: Child) -> Iterator[list[Any] | Told]:
-    """Yield what rank 0 tells the session; what is printed for people is passed over."""
+def _told(child: Child) -> Iterator[list[Any] | Told | None]:
+    """Yield what rank 0 tells the session, and None now and then; what is printed for people is passed over."""
     for event in child.read():
-        if event is Told.STEP:
+        if event is Told.STEP or event is None:
             yield event
         elif isinstance(event, str) and event.startswith(TOLD):
             yield json.loads(event.removeprefix(TOLD))
