@@ -6,14 +6,31 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import Final
+
+from zeus_flows.settings import trusted_users
+
+#: What is in a state directory.
+OURS: Final = frozenset({"checkpoints", "experiments", "models", "power"})
 
 
-def private_folder(folder: Path, *, may_be_link: bool = False) -> None:
+def state_folder(folder: Path) -> None:
+    """Make the state directory, or make one private that is nothing else: somebody may have named `/` or a home.
+
+    Raises:
+        OSError: it cannot be made, or belongs to somebody else.
+    """
+    known = not folder.is_dir() or all(p.name in OURS or p.name.startswith("outbox.db") for p in folder.iterdir())
+    private_folder(folder, may_be_link=True, tighten=known)
+
+
+def private_folder(folder: Path, *, may_be_link: bool = False, tighten: bool = True) -> None:
     """Make a folder that only its owner may look into, or make one so.
 
     Args:
         folder: Which; parents that are missing are made like it.
         may_be_link: Whether a link that we or root made is followed, as for the state directory itself.
+        tighten: Whether to take from others what they may do in a folder that is there.
 
     Raises:
         OSError: it cannot be made, is a link, or belongs to somebody else.
@@ -29,7 +46,8 @@ def private_folder(folder: Path, *, may_be_link: bool = False) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
     if not _is_trusted(found):
         raise _refused(f"belongs to another user ({found.st_uid})", folder)
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+    others = stat.S_IMODE(found.st_mode) & 0o077
+    if tighten and others and found.st_uid == os.geteuid() and not found.st_mode & stat.S_ISVTX:
         folder.chmod(0o700)
 
 
@@ -73,7 +91,7 @@ def read_private(path: Path, most: int = 65_536) -> str:
 
 
 def _is_trusted(found: os.stat_result) -> bool:
-    return found.st_uid in (0, os.geteuid())
+    return found.st_uid in trusted_users()
 
 
 def _refused(why: str, path: Path) -> OSError:

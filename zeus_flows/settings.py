@@ -8,6 +8,7 @@
 | MLFLOW_WORKSPACE | the team's part of an MLflow server that has workspaces | the server's default |
 | PREFECT_API_URL | where flow runs report to | an ephemeral server |
 | CUDA_VISIBLE_DEVICES | which GPUs the job has | all |
+| SUDO_UID | whose state directory root may use | |
 | ZEUSD_SOCK_PATH, ZEUSD_HOST_PORT, ZEUSD_TOKEN | where the Zeus daemon listens | /run/zeusd/zeusd.sock |
 """
 
@@ -87,6 +88,12 @@ def read_settings(environ: Mapping[str, str] | None = None, *, shared: Mapping[s
 def workspace(tracking_uri: str) -> str:
     """Return the workspace of an MLflow server that its client goes to; empty where nothing says one."""
     return os.environ.get("MLFLOW_WORKSPACE", "") if tracking_uri.startswith(("http://", "https://")) else ""
+
+
+def trusted_users() -> frozenset[int]:
+    """Return whose files this process may use: its own user's, root's, and those of whoever typed `sudo`."""
+    behind_sudo = os.environ.get("SUDO_UID", "")
+    return frozenset({0, os.geteuid(), *([int(behind_sudo)] if os.geteuid() == 0 and behind_sudo.isdecimal() else [])})
 
 
 def public_uri(uri: str | None, what: str) -> str | None:

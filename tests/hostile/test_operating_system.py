@@ -90,6 +90,17 @@ def test_a_state_directory_of_an_earlier_version_is_made_private(tmp_path: Path)
     assert stat.S_IMODE((tmp_path / "outbox.db").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("what", ["somebody's home", "a folder for all"])
+def test_a_folder_that_is_more_than_a_state_directory_stays_as_it_is(what: str, tmp_path: Path) -> None:
+    mode = 0o755 if what == "somebody's home" else 0o1777
+    (tmp_path / "else").mkdir()
+    tmp_path.chmod(mode)
+    Outbox(tmp_path)
+    private_folder(tmp_path, tighten=mode == 0o1777)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == mode
+    assert stat.S_IMODE((tmp_path / "outbox.db").stat().st_mode) == 0o600
+
+
 def test_the_state_directory_itself_may_be_a_link_of_our_own(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "state").symlink_to(tmp_path / "disk")
@@ -98,7 +109,7 @@ def test_the_state_directory_itself_may_be_a_link_of_our_own(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path) -> None:
+def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     os.chown(theirs, 12345, 12345)
@@ -108,6 +119,9 @@ def test_what_belongs_to_somebody_else_is_not_used(tmp_path: Path) -> None:
     os.chown(tmp_path / "file", 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to another user"):
         open_private(tmp_path / "file", os.O_RDONLY)
+    monkeypatch.setenv("SUDO_UID", "12345")  # as `sudo zeus-flows restore-power` has it
+    private_folder(theirs)
+    os.close(open_private(tmp_path / "file", os.O_RDONLY))
 
 
 def test_a_pipe_in_a_file_s_place_holds_nobody_up(tmp_path: Path) -> None:

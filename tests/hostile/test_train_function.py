@@ -81,9 +81,7 @@ HARMS = [
     "deletes the state directory",
     "forks",
     "forks and comes back",
-    "prints much",
-    "changes the folder",
-    "changes signals",
+    "prints much, moves away and hears no signal",
 ]
 
 

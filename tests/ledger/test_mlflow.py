@@ -16,14 +16,14 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from tests.builders import GPU, JOB, decision, observation
+from tests.builders import GPU, JOB, decision, observation, profile
 from tests.ledger.test_codec import OBSERVATIONS
 from tests.processes import fork_server
 from zeus_flows import killpoints
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
-from zeus_flows.core.records import EnergySource
+from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.lease import this_process
 from zeus_flows.ledger.mlflow import client as store
@@ -61,6 +61,27 @@ def test_a_limit_that_somebody_else_set_is_on_the_run_and_in_its_record(open_led
     data = MlflowClient(tracking_uri=sqlite_uri).get_run(run_id).data
     assert data.tags["zf.foreign_limit_w"] == "180"
     assert load_observation(data.params["zf.observation"]).foreign_limit_w == 180.0
+
+
+def test_a_batch_that_is_trained_in_parts_is_told_by_its_run_and_what_fitted_is_remembered(
+    open_ledger: Open, sqlite_uri: str
+) -> None:
+    job = replace(JOB, accumulate=True)
+    ledger = open_ledger(job)
+    number = ledger.begin()
+    ran_out = observation(number, outcome=Outcome.OUT_OF_MEMORY, epochs=0, profile=None)
+    ledger.observed(ledger.decided(decision(number), {}), ran_out)
+    parts = replace(decision(number, 2), micro_batch_size=32)
+    run_id = ledger.decided(parts, {})
+    fitted = observation(number, 2, micro_batch_size=32, profile=replace(profile(64), micro_batch_size=32))
+    ledger.observed(run_id, fitted)
+    ledger.ended(number, [ran_out, fitted])
+    run = MlflowClient(tracking_uri=sqlite_uri).get_run(run_id)
+    assert run.data.params["zf.micro_batch_size"] == "32"
+    assert run.info.run_name.startswith("1.2 · batch size 2x32")
+    state = open_ledger(job).state()
+    assert state.too_large(GPU.key, 2) == 64
+    assert state.profile(64, GPU, 32) == fitted.profile
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,12 +18,16 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.events.schemas.events import Event
 from prefect.plugins import load_prefect_collections
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Scheduled
+from prefect.types._datetime import now
 from pydantic import SecretStr
 
 from zeus_flows.core.job import Job
 from zeus_flows.orchestration import events
 from zeus_flows.orchestration.blocks import ZeusFlowsSettings, shared_settings
 from zeus_flows.orchestration.events import Happening, resource_of, tell_models
+from zeus_flows.orchestration.next_runs import next_runs
 from zeus_flows.training.promotion import Promoted
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +112,26 @@ def test_a_fleet_shares_settings_by_a_block_and_a_workers_own_environment_comes_
         Block.delete("zeus-flows-settings/shared")
     assert saved is not None
     assert shared_settings().zeusd_token is None
+
+
+def test_a_fleet_is_told_when_its_jobs_run_next() -> None:
+    @flow(name=f"recurrence-{uuid4().hex[:8]}")
+    def recurs() -> None:
+        pass
+
+    job, soon = f"nightly-{uuid4().hex[:8]}", now("UTC") + timedelta(hours=3)
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(recurs), name=job, tags=["zeus-flows", f"job:{job}"])
+        for at in (soon + timedelta(days=1), soon):
+            client.create_flow_run_from_deployment(
+                deployment, state=Scheduled(scheduled_time=at), tags=["zeus-flows", f"job:{job}"]
+            )
+        found = next_runs()
+        client.delete_deployment(deployment)
+    assert found is not None
+    assert abs((found[job] - soon).total_seconds()) < 1
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert next_runs() is None, "a server that does not answer leaves it unknown"
 
 
 def test_prefect_finds_the_package_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.builders import JOB
-from tests.ledger.brief import opened
+from tests.builders import JOB, decision
+from tests.ledger.brief import impatient, opened
 from tests.training.model_rig import KeepingTrainer, ModelRig
 from tests.training.rig import job_file
 from zeus_flows import killpoints
 from zeus_flows.core.gate import Question
-from zeus_flows.core.records import Outcome
+from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import ConfigError, StoreUnavailable
 from zeus_flows.job_file import Target
 from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.open_ledger import open_direct
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 from zeus_flows.training.gate import Gate
+from zeus_flows.training.keeping import Keeper
 from zeus_flows.training.promotion import open_promoter
 
 
@@ -327,3 +330,37 @@ def test_a_job_that_keeps_no_model_makes_no_call_for_one(rig: ModelRig, monkeypa
         monkeypatch.setattr(Store, "_call", unwanted)
         state_dir = rig.folder / "state"
         assert open_promoter(job_file(), rig.job, ledger, tracking_uri=rig.uri, state_dir=state_dir) is None
+
+
+def test_the_model_of_an_attempt_that_was_declared_dead_is_kept_and_not_registered(rig: ModelRig) -> None:
+    ledger = open_direct(rig.job, tracking_uri=rig.uri, energy_source=EnergySource.SIMULATED)
+    run_id = ledger.decided(decision(ledger.begin()), {})
+    (attempt,) = ledger.open_attempts()
+    ledger.declare_dead(attempt, "nothing was heard of it")
+    keeper = Keeper(rig.folder / "state" / "models", lambda: ledger.key, run_id)
+    keeper.keep({"a": torch.zeros(1)}, {})
+    keeper.close(converged=True)  # it was alive after all
+    rig.make_pass()
+    (model,) = rig.client.search_logged_models(["1"])
+    assert (model.source_run_id, str(model.status)) == (run_id, "READY")
+    assert rig.client.search_registered_models() == []
+
+
+def test_a_model_whose_attempt_was_decided_while_mlflow_was_away_finds_its_run(
+    rig: ModelRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.recur(0.80)
+    rig.make_pass()
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("MLflow: away for a test")
+
+    with monkeypatch.context() as patch:
+        impatient(patch)
+        patch.setattr(Store, "_call", away)
+        rig.recur(0.81)
+    assert rig.make_pass().champion is not None  # opening the ledger delivers what was left here, sooner or later
+    rig.recur(0.815)
+    rig.make_pass()
+    assert sorted(tags["zf.recurrence"] for tags in rig.versions().values()) == ["1", "2", "3"]
+    assert list((rig.folder / "state" / "models").iterdir()) == []

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from zeus_flows.experiments.replay.comparison import FanOut
 
 
 @click.command("replay")
@@ -30,6 +34,11 @@ import click
 @click.option("--b0", type=click.IntRange(min=1), help="Another default batch size than the paper's.")
 @click.option("--target", type=float, help="Another target metric than the paper's; needs --traces.")
 @click.option("--budget", type=click.FloatRange(min=0), help="exploration_budget: share above the estimated default.")
+@click.option(
+    "--runner",
+    help="Share the work out on a Prefect task runner: threads, processes, dask, or a Dask scheduler's address such as "
+    "tcp://10.0.0.1:8786. Default: one after the other, without Prefect.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def replay(
     traces: Path | None,
@@ -44,6 +53,7 @@ def replay(
     b0: int | None,
     target: float | None,
     budget: float | None,
+    runner: str | None,
     as_json: bool,
 ) -> None:
     """Compare policies on the paper's workloads, or on your own job's traces.
@@ -56,7 +66,7 @@ def replay(
     from zeus_flows.core.json import jsonable
     from zeus_flows.core.policy import POLICIES
     from zeus_flows.errors import ConfigError
-    from zeus_flows.experiments.replay.comparison import compare, find_traces
+    from zeus_flows.experiments.replay.comparison import compare, find_traces, in_turn
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     unknown = [name for name in names if name not in POLICIES]
@@ -68,6 +78,7 @@ def replay(
         names,
         seeds=seeds,
         recurrences=recurrences,
+        fan_out=in_turn if runner is None else _shared_out(runner),
         eta=eta,
         beta=beta,
         window=window,
@@ -107,3 +118,15 @@ def replay(
         "the default batch size at maximum power. cost: of the last five, over the best batch size's. missed: "
         "recurrences\nin which the target was not reached."
     )
+
+
+def _shared_out(runner: str) -> FanOut:
+    """Return what shares work out on a Prefect task runner, with Prefect's server for the time of the command."""
+    from zeus_flows.settings import quiet_libraries
+
+    quiet_libraries()
+    from zeus_flows.orchestration.ephemeral_server import end_server_with_us
+    from zeus_flows.orchestration.fan_out import shared_out
+
+    end_server_with_us()
+    return shared_out(runner)

@@ -44,7 +44,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from zeus_flows.ending import OpenFiles
 from zeus_flows.errors import StoreError, StoreUnavailable
 from zeus_flows.ledger.lease import Holder, is_gone, read_holder
-from zeus_flows.private_files import open_private, private_folder
+from zeus_flows.private_files import open_private, state_folder
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Outbox:
         self._engine: Engine = create_engine(f"sqlite:///{self._path}", connect_args={"timeout": 30})
         event.listen(self._engine, "connect", _make_durable)
         try:
-            private_folder(folder, may_be_link=True)
+            state_folder(folder)
             os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))  # what SQLite puts beside it is as private
             with self._engine.begin() as connection:
                 for table in _META.sorted_tables:  # of several processes that begin at once, one makes it

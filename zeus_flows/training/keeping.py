@@ -28,6 +28,7 @@ from typing import Any, Final, cast
 
 from zeus_flows.core.json import from_text, to_text
 from zeus_flows.errors import TrainingError
+from zeus_flows.private_files import private_folder
 from zeus_flows.process_lock import ProcessLock
 
 log = logging.getLogger(__name__)
@@ -201,10 +202,10 @@ def stage(model: object, about: Mapping[str, Any], folder: Path) -> None:
         raise TrainingError(
             f"session.keep() takes numbers, texts, lists and dicts beside the model ({error})"
         ) from None
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(folder.parent)
     draft = folder.with_name(f"draft-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    draft.mkdir(mode=0o700)
     try:
         if isinstance(model, str | os.PathLike):
             _copy(Path(model), draft)

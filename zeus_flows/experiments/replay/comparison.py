@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,8 +97,32 @@ def find_traces(
     return [model_trace(w, gpu, default_batch_size=default_batch_size) for w in workloads]
 
 
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One policy on one trace: what a comparison is made of, and can be shared out by. All its seeds are in it."""
+
+    trace: Trace
+    job: Job
+    seeds: int
+    recurrences: int
+
+
+FanOut = Callable[[Callable[[Contest], Row], Sequence[Contest]], list[Row]]
+
+
+def in_turn(work: Callable[[Contest], Row], contests: Sequence[Contest]) -> list[Row]:
+    """Do one after the other: the `FanOut` that needs nothing else."""
+    return [work(contest) for contest in contests]
+
+
 def compare(
-    traces: Iterable[Trace], policies: Sequence[str], *, seeds: int, recurrences: int | None, **changes: object
+    traces: Iterable[Trace],
+    policies: Sequence[str],
+    *,
+    seeds: int,
+    recurrences: int | None,
+    fan_out: FanOut = in_turn,
+    **changes: object,
 ) -> list[Row]:
     """Replay every policy on every trace and return one row each.
 
@@ -107,15 +131,22 @@ def compare(
         policies: Names in `zeus_flows.core.policy.POLICIES`.
         seeds: Replays to average over.
         recurrences: How many; None: 2 |B| |P|, as in the paper's figure 6.
+        fan_out: Who does the work, in whatever order; rows come back in that of the contests.
         changes: Fields of `Job`, such as eta, beta, window or exploration_budget.
     """
-    rows = []
+    contests = []
     for trace in traces:
         count = recurrences or 2 * len(trace.batch_sizes) * len(trace.power_limits_w)
-        for policy in policies:
-            job = replay_job(trace, policy, **changes)
-            rows.append(row(trace, job, [replay(trace, job, recurrences=count, seed=s) for s in range(seeds)]))
-    return rows
+        contests += [Contest(trace, replay_job(trace, policy, **changes), seeds, count) for policy in policies]
+    return fan_out(replayed, contests)
+
+
+def replayed(contest: Contest) -> Row:
+    """Replay a contest with each of its seeds, from 0; the same wherever that is done."""
+    replays = [
+        replay(contest.trace, contest.job, recurrences=contest.recurrences, seed=seed) for seed in range(contest.seeds)
+    ]
+    return row(contest.trace, contest.job, replays)
 
 
 def row(trace: Trace, job: Job, replays: Sequence[Replay]) -> Row:
