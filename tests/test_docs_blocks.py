@@ -298,6 +298,8 @@ def test_every_command_that_is_typed_would_be_understood(where: str, command: st
                 assert not word.startswith("deployments/") or (ROOT / word).exists(), word
         case "make":
             check_make(words)
+        case "python":
+            assert (ROOT / words[0]).exists(), words[0]
         case "pip":
             assert words[0] == "install"
         case "prefect":

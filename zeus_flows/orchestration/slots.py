@@ -54,8 +54,8 @@ _PENDING_TOO_LONG_S: Final = 30.0
 def kept() -> Iterator[None]:
     """Keep this flow run's slot by a short lease, and say that it lives, until the block ends.
 
-    Nothing where it is no run of a deployment. Where Prefect does not answer, training goes on; a lease that has run
-    out meanwhile is the engine's to notice.
+    Runs of the same deployment that have died are closed. Nothing where it is no run of a deployment. Where Prefect
+    does not answer, training goes on; a lease that has run out meanwhile is the engine's to notice.
     """
     if runtime.deployment.id is None:
         yield
@@ -80,7 +80,9 @@ def _beat(over: threading.Event) -> None:
             try:
                 if lease is None:
                     client.update_flow_run_labels(run_id, {HOLDER: this_process(flow_run_id=str(run_id)).dump()})
-                    lease = _lease_of(client, run_id)
+                    deployment = client.read_deployment(UUID(str(runtime.deployment.id)))
+                    lease = _lease_of(client, run_id, deployment)
+                    reap(client, deployment)
                 lease.renew(client)
                 if beat % round(HEARTBEAT_S / RENEW_S) == 0:
                     emit_event(HEARTBEAT, resource={"prefect.resource.id": f"prefect.flow-run.{run_id}"})
@@ -103,9 +105,8 @@ class _Lease:
             client.renew_concurrency_lease(lease_id=self._id, lease_duration=self._seconds)
 
 
-def _lease_of(client: SyncPrefectClient, run_id: UUID) -> _Lease:
+def _lease_of(client: SyncPrefectClient, run_id: UUID, deployment: DeploymentResponse) -> _Lease:
     run = client.read_flow_run(run_id)
-    deployment = client.read_deployment(UUID(str(run.deployment_id)))
     held = None if run.state is None else run.state.state_details.deployment_concurrency_lease_id
     return _Lease(held, grace_s(deployment))
 
