@@ -1,8 +1,8 @@
 """Long histories, made fast: the records that production would write, straight into MLflow's tables.
 
 The first recurrence is written by the ledger itself. Of each further one its run, its lines on a page and its point of
-the drift window's series are rows like those of the first. Beyond a thousand recurrences what was saved so far is
-computed for each hundredth point only, as nobody reads it back; everything else is the same, and
+the drift window's series are rows like those of the first. Beyond a thousand recurrences only each hundredth point says
+what was saved so far, which takes long to compute and nobody reads back; everything else is the same, and
 `tests/benchmarks/test_histories.py` holds it against what production writes.
 """
 
@@ -121,13 +121,13 @@ def points(job: Job, recurrences: int) -> Iterator[Point]:
         ValueError: it drifts, which these rows do not tell.
     """
     state, every = policy.initial(job), 1 if recurrences <= 1000 else 100
-    saved: Mapping[str, float | None] = {}
     for n in range(1, recurrences + 1):
         text = codec.dump_observation(observation(job, n))
         observed, before = codec.load_observation(text), state
         state = policy.advance(job, state, observed)
         if boundary(job, before, state, [observed], recurrences=n) is not None:
             raise ValueError(f"recurrence {n} ends a drift window")
+        saved: Mapping[str, float | None] = {}
         if n % every == 0 or n in (1, recurrences):
             saved = charts.of_savings(policy.saved(job, state))
         series = {**charts.of_recurrence(job, [observed]), **saved}
