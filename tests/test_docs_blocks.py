@@ -298,8 +298,14 @@ def test_every_command_that_is_typed_would_be_understood(where: str, command: st
                 assert not word.startswith("deployments/") or (ROOT / word).exists(), word
         case "make":
             check_make(words)
+        case "python" if words[0] == "-c":
+            ast.parse(words[1])
         case "python":
             assert (ROOT / words[0]).exists(), words[0]
+        case "mlflow":
+            assert words[0] == "server"
+        case "export":
+            assert all("=" in word for word in words)
         case "pip":
             assert words[0] == "install"
         case "prefect":
