@@ -102,8 +102,8 @@ def summary(place: Place) -> None:
 
 def dry_run(place: Place) -> None:
     ledger = place.opened()
-    state, number = ledger.state(), ledger.last_recurrence() + 1
-    ledger.would_set_aside()
+    state, number = ledger.state(), ledger.last_recurrence(looked=True) + 1
+    ledger.would_set_aside(looked=True)
     policy.decide(place.job, state, _ask(number))
 
 

@@ -130,7 +130,11 @@ def dry_run(request: Request) -> int:
     state, number, set_aside = policy.initial(job), 1, None
     if _exists(uri):
         ledger = _ledger(job_file, job, uri, trainer.energy_source)
-        state, number, set_aside = ledger.state(), ledger.last_recurrence() + 1, ledger.would_set_aside()
+        state, number, set_aside = (
+            ledger.state(),
+            ledger.last_recurrence(looked=True) + 1,
+            ledger.would_set_aside(looked=True),
+        )
     decision = policy.decide(
         job,
         state,

@@ -204,7 +204,7 @@ def _window_runs(ledger: MlflowLedger, state: State, found: tuple[Run, ...]) -> 
     firsts = [int(run.data.params[names.FIRST_RECURRENCE]) for run in found]
     newest = found[-1]
     mine = all(newest.data.tags.get(name) == value for name, value in ledger.layout.about.items())
-    lasts = [first - 1 for first in firsts[1:]] + [state.order[0] if mine else ledger.last_recurrence()]
+    lasts = [first - 1 for first in firsts[1:]] + [state.order[0] if mine else ledger.last_recurrence(looked=True)]
     counts_from = int(newest.data.params[names.COUNTS_FROM]) if mine else None
     return tuple(
         _window_run(run, first, last, counts_from, about=ledger.layout.about)

@@ -131,9 +131,13 @@ class Layout:
         return self._find_root(make=False) is not None
 
     @_naming_what_is_gone
-    def last_recurrence(self) -> int:
-        """Return the newest recurrence number that was taken; 0 where none was."""
-        if not self.exists() or not (known := self.page_ids()):
+    def last_recurrence(self, *, looked: bool = False) -> int:
+        """Return the newest recurrence number that was taken; 0 where none was.
+
+        Args:
+            looked: Whether the pages there are were read just now: the root of a long history is long, too.
+        """
+        if not self.exists() or not (known := self._pages if looked and self._pages else self.page_ids()):
             return 0
         newest = max(known)
         claims = Page().read(self._store.params(known[newest])).claims
@@ -174,6 +178,11 @@ class Layout:
     @_naming_what_is_gone
     def look(self) -> CurrentWindow:
         """Read what others may have changed: the pages there are, and the newest drift window, which is returned."""
+        self._window = read_window(self._look())
+        return self._window
+
+    def _look(self) -> Run:
+        """Return the newest drift window's run, after learning which pages there are."""
         ledger_id, root_id = self._require_root()
         hinted = [root_id, *(run_id for run_id in self._hints.values() if run_id != root_id)]
         self._brought = self._store.whatever([self.experiment_id, ledger_id], hinted) if len(hinted) > 1 else {}
@@ -184,8 +193,7 @@ class Layout:
             run = self._brought_or_read(hint)
         while following := run.data.params.get(names.NEXT_WINDOW):
             run = self._brought_or_read(following)
-        self._window = read_window(run)
-        return self._window
+        return run
 
     def _brought_or_read(self, run_id: str) -> Run:
         """Return a run that the last look brought, once, or read it."""
@@ -211,7 +219,7 @@ class Layout:
     @_naming_what_is_gone
     def newest_windows(self, most: int | None = None) -> tuple[Run, ...]:
         """Return the runs of the newest drift windows, or of all, in order."""
-        found = [self._store.run(self.look().run_id)]
+        found = [self._look()]
         while most is None or len(found) < most:
             before = found[0].data.tags.get(names.PREVIOUS_WINDOW)
             if not before and found[0].data.params[names.WINDOW] != "1":  # an earlier version opened it

@@ -319,9 +319,9 @@ class MlflowLedger:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
         return self._reader.verify(told)
 
-    def last_recurrence(self) -> int:
-        """Return the newest recurrence number that was taken; 0 where none was."""
-        return self.layout.last_recurrence()
+    def last_recurrence(self, *, looked: bool = False) -> int:
+        """Return the newest recurrence number that was taken; 0 where none was (`Layout.last_recurrence`)."""
+        return self.layout.last_recurrence(looked=looked)
 
     # -- what is open, what is part of the ledger --------------------------------------------------------------------
 
@@ -355,9 +355,9 @@ class MlflowLedger:
         """Return the drift window that recurrences belong to now, opening one where comparability ended."""
         return self._windows.current()
 
-    def would_set_aside(self) -> str | None:
+    def would_set_aside(self, *, looked: bool = False) -> str | None:
         """Return, as a sentence, what would stop counting if a recurrence ran now; None: nothing. Writes nothing."""
-        return self._windows.would_set_aside()
+        return self._windows.would_set_aside(looked=looked)
 
     def reset(self) -> int:
         """Start a new drift window in which nothing that was observed before counts; return its number."""

@@ -52,9 +52,15 @@ class Windows:
         runs = (*page.attempts_of(recurrence).values(), *filter(None, [page.gates.get(recurrence)]))
         return str(self._store.run(runs[0]).data.tags.get(names.DRIFT_WINDOW, window.run_id)) if runs else window.run_id
 
-    def would_set_aside(self) -> str | None:
-        """Return, as a sentence, what would stop counting if a recurrence ran now; None: nothing. Writes nothing."""
-        if not self._layout.exists() or self._layout.is_mine(current := self._layout.look()):
+    def would_set_aside(self, *, looked: bool = False) -> str | None:
+        """Return, as a sentence, what would stop counting if a recurrence ran now; None: nothing. Writes nothing.
+
+        Args:
+            looked: Whether the current window was read just now.
+        """
+        if not self._layout.exists():
+            return None
+        if self._layout.is_mine(current := self._layout.current() if looked else self._layout.look()):
             return None
         found = self._set_aside(current)
         return found.text if found else None
