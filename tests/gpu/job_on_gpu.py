@@ -22,6 +22,7 @@ def train(gpus: Gpus, seconds: float) -> None:
 
 
 def main(state_dir: Path, what: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, and rightly so
     gpus = open_gpus(
         "auto", workload=None, batch_size=64, samples_per_epoch=None, state_dir=state_dir, visible=None
     )  # no `with`, so that leaving without closing is tested too

@@ -247,7 +247,7 @@ def test_a_command_that_outlives_a_killed_process_is_ended_by_the_next_attempt(r
     elsewhere.mkdir()
     (elsewhere / "train.py").write_text(
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open('pid', 'w').write(str(os.getpid()))\nprint('acc=0.1')\ntime.sleep(600)\n"
+        "print('acc=0.1', flush=True)\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-m", "tests.training.test_command", str(elsewhere)])
     pid = wait_for(elsewhere / "pid")

@@ -2,8 +2,8 @@
 
 Theory and data agree on E(b) = E_min (1 + b / B_crit): epochs hardly change below the critical batch size and double
 with each doubling far above it. Where B_crit lies is not known, so each place it may have, from far below b0 to far
-above, is one law. Around its law a job strays as a Gaussian process over octaves: a little, twice as far, or roughly,
-from one batch size to the next. Runs say how likely each law and each way to stray is; the belief is the mixture.
+above, is one law. Around its law a job strays as a Gaussian process over octaves: a little, twice or four times
+as far. Runs say how likely each law and each way to stray is; the belief is the mixture of them all.
 
 Above b0 all laws have the same mean, a slight growth: with laws on that side too, a single unlucky run there looks
 like a critical batch size and keeps the job from larger ones.
@@ -44,7 +44,7 @@ class Stray(NamedTuple):
 STRAYS = (
     Stray(4.0, slope=0.1, bend=0.08, step=0.03, own=0.03),
     Stray(2.0, slope=0.2, bend=0.16, step=0.06, own=0.06),
-    Stray(0.5, slope=0.1, bend=0.08, step=0.4, own=0.1),  # a step of 1.5 times the epochs, or of none, is nothing odd
+    Stray(1.0, slope=0.4, bend=0.32, step=0.12, own=0.12),
 )
 
 
