@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 from typing import Final
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
     FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
 from prefect.settings import get_current_settings
@@ -25,6 +29,26 @@ log = logging.getLogger(__name__)
 
 _OF_JOB: Final = "job:"
 _PAGE, _PAGES = 200, 20
+_NOT_BEGUN: Final = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED]))
+
+
+def scheduled_runs(
+    client: SyncPrefectClient,
+    deployment_id: UUID,
+    when: FlowRunFilterExpectedStartTime,
+    *,
+    sort: FlowRunSort,
+    limit: int,
+    offset: int = 0,
+) -> list[FlowRun]:
+    """Return runs of a deployment that have not begun and are due by then, or after that."""
+    return client.read_flow_runs(
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
+        flow_run_filter=FlowRunFilter(state=_NOT_BEGUN, expected_start_time=when),
+        sort=sort,
+        limit=limit,
+        offset=offset,
+    )
 
 
 def next_runs() -> dict[str, datetime] | None:
@@ -41,10 +65,7 @@ def next_runs() -> dict[str, datetime] | None:
 
 def _scheduled(client: SyncPrefectClient) -> dict[str, datetime]:
     found = dict[str, datetime]()
-    due = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[TAG]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-    )
+    due = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]), state=_NOT_BEGUN)
     for page in range(_PAGES):
         runs = client.read_flow_runs(
             flow_run_filter=due, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=_PAGE, offset=page * _PAGE

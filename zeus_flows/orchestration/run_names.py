@@ -7,16 +7,10 @@ from typing import Final
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import FlowRunFilterExpectedStartTime
 from prefect.client.schemas.sorting import FlowRunSort
+
+from zeus_flows.orchestration.next_runs import scheduled_runs
 
 #: So many runs to come are named; Prefect's scheduler makes three at least.
 UPCOMING: Final = 3
@@ -33,15 +27,8 @@ def due_name(deployment: str, due: datetime) -> str:
 
 def name_upcoming(client: SyncPrefectClient, deployment_id: UUID, deployment: str) -> None:
     """Name the next runs that Prefect has scheduled: it gives them names of chance."""
-    upcoming = client.read_flow_runs(
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-            expected_start_time=FlowRunFilterExpectedStartTime(after_=datetime.now(UTC)),
-        ),
-        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
-        limit=UPCOMING,
-    )
+    later = FlowRunFilterExpectedStartTime(after_=datetime.now(UTC))
+    upcoming = scheduled_runs(client, deployment_id, later, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=UPCOMING)
     for run in upcoming:
         assert run.expected_start_time is not None
         name = due_name(deployment, run.expected_start_time)

@@ -14,18 +14,12 @@ from uuid import UUID
 
 from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.filters import FlowRunFilterExpectedStartTime
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled
 
+from zeus_flows.orchestration.next_runs import scheduled_runs
 from zeus_flows.orchestration.run_names import name_upcoming
 
 log = logging.getLogger(__name__)
@@ -69,16 +63,9 @@ def _due(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
     """Return the runs of a deployment that should have begun by now, those of Prefect's scheduler and others."""
     found: list[FlowRun] = []
     while True:
-        page = client.read_flow_runs(
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id])),
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
-                expected_start_time=FlowRunFilterExpectedStartTime(before_=datetime.now(UTC)),
-            ),
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-            limit=_PAGE,
-            offset=len(found),
-        )
+        by_now = FlowRunFilterExpectedStartTime(before_=datetime.now(UTC))
+        newest_first = FlowRunSort.EXPECTED_START_TIME_DESC
+        page = scheduled_runs(client, deployment_id, by_now, sort=newest_first, limit=_PAGE, offset=len(found))
         found += page
         if len(page) < _PAGE:
             return found

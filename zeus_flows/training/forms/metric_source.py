@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -83,7 +84,7 @@ class _InOutput:
         return number
 
 
-class _Waiting:
+class _Waiting(ABC):
     """Values that came together are handed out one by one."""
 
     def __init__(self, every_s: float) -> None:
@@ -100,8 +101,9 @@ class _Waiting:
         self.found += 1
         return self._values.popleft()
 
+    @abstractmethod
     def _look(self) -> Iterable[float]:
-        raise NotImplementedError
+        """Return the values that came since the last look."""
 
 
 class _InFile(_Waiting):
