@@ -9,7 +9,7 @@ RECURRENCES ?= 20
 SEED ?= $(shell date +%s)
 PYTEST = $(BIN)/pytest -q -n 3 --dist loadgroup --hypothesis-seed=$(SEED)
 
-.PHONY: demo test unit check docs clean help
+.PHONY: demo test unit check docs site clean help
 
 help:  ## list these targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -42,8 +42,11 @@ check: $(VENV)/.installed-dev  ## lint, types, imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(VENV)/.installed-dev  ## write docs/reference/cli.md anew
+docs: $(VENV)/.installed-dev  ## write docs/reference/cli.md and job-file.md anew
 	$(BIN)/python docs/generate_cli_reference.py
+
+site: $(VENV)/.installed-dev  ## build the documentation as a site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:  ## forget the venv and the demo's results
 	rm -rf $(VENV) .demo build *.egg-info

@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the commands' own help texts: `make docs`. A test keeps it true."""
+"""Writes docs/reference/cli.md and job-file.md: `make docs`. A test keeps them true."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ import click
 
 from zeus_flows.cli import main
 
-PAGE = Path(__file__).parent / "reference" / "cli.md"
+REFERENCE = Path(__file__).parent / "reference"
+PAGE = REFERENCE / "cli.md"
+JOB_FILE_PAGE = REFERENCE / "job-file.md"
+TEMPLATE = Path(__file__).parents[1] / "zeus_flows" / "templates" / "job.yaml"
 HEAD = """# The command line
 
 Made by `make docs` from the commands' own help texts.
+"""
+
+JOB_FILE_HEAD = """# The job file
+
+Every key, with what it means and its default: `zeus-flows init` writes this file. Where a key is commented out, the
+line shows the default. A wrong file is refused with the line and what would be right, before anything runs.
+Made by `make docs` from the template.
 """
 
 
@@ -31,5 +41,11 @@ def reference() -> str:
     return HEAD + "".join(parts)
 
 
+def job_file_reference() -> str:
+    """Return the page of the job file."""
+    return f"{JOB_FILE_HEAD}\n```yaml\n{TEMPLATE.read_text(encoding='utf-8')}```\n"
+
+
 if __name__ == "__main__":
     PAGE.write_text(reference(), encoding="utf-8")
+    JOB_FILE_PAGE.write_text(job_file_reference(), encoding="utf-8")
