@@ -377,7 +377,15 @@ class Layout:
     def read_page(self, number: int, *, looked: bool = False) -> Page:
         """Return what a page says, making it if need be; as the last look brought it, where that was just now."""
         run_id = self.page(number)
-        return Page().read((self._brought_or_read(run_id) if looked else self._store.run(run_id)).data.params)
+        run = self._brought_or_read(run_id) if looked else self._store.run(run_id)
+        page = Page().read(run.data.params)
+        if of := run.data.tags.get(names.SNAPSHOT_OF):
+            page.kept[number] = of
+        return page
+
+    def tag_page(self, number: int, tags: Mapping[str, str]) -> None:
+        """Write tags to a page's run."""
+        self._store.log(self.page(number), tags=tags)
 
     def read_page_of(self, recurrence: int) -> Page:
         """Return the page that a recurrence is on."""
@@ -436,6 +444,11 @@ def read_window(run: Run) -> CurrentWindow:
         counts_from=int(params[names.COUNTS_FROM]),
         tags=dict(run.data.tags),
     )
+
+
+def of_window(window: CurrentWindow) -> str:
+    """Return what a snapshot that ends a page is of: which observations count in a window, and from when on."""
+    return f"{window.tags.get(names.FINGERPRINT)} {window.tags.get(names.ENERGY_SOURCE)} from {window.counts_from}"
 
 
 def snapshot_of(window: CurrentWindow) -> dict[str, str]:

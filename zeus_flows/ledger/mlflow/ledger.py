@@ -23,7 +23,7 @@ It does not promise that an observation is there the moment training ends: see `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mlflow.entities import Run
@@ -49,6 +49,7 @@ from zeus_flows.ledger.mlflow.history import HistoryReader, Reading
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, Whereabouts, snapshot_of
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.past import Past, PastAttempt
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History, Ledger
 
@@ -248,6 +249,7 @@ class MlflowLedger:
                 values |= charts.of_savings(policy.saved(self._job, learnt.after))
             shown, window_id = charts.metrics(values, step=recurrence, at_s=at_s), self._windows.run_of(recurrence)
             self.store.log(window_id, metrics=shown, tags=tags | self._reader.due(window_id))
+            self._reader.keep_pages()
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:
                 self._end_window(recurrence, learnt.boundary)
@@ -314,6 +316,14 @@ class MlflowLedger:
     def gaps(self) -> tuple[Gap, ...]:
         """Return every recurrence that the fold passes over, in its order, read from the pages and runs."""
         return self._reader.gaps()
+
+    def attempts_of(self, recurrence: int) -> tuple[PastAttempt, ...]:
+        """Return a recurrence's attempts, as they were decided and observed (`Past.attempts_of`)."""
+        return Past(self._job, self.store, self.layout).attempts_of(recurrence)
+
+    def folded_before(self, attempt: PastAttempt, told: Progress = untold) -> tuple[Job, Iterator[policy.State]]:
+        """Return the job as it was comparable then, and what may have been folded then (`Past.folded_before`)."""
+        return Past(self._job, self.store, self.layout).folded_before(attempt, told)
 
     def verify(self, told: Progress = untold) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
