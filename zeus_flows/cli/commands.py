@@ -14,6 +14,7 @@ from zeus_flows.cli.deploying import deploy_command, serve_command
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
+from zeus_flows.cli.paper import paper_command
 from zeus_flows.cli.replay import replay
 from zeus_flows.cli.telling import explain_command, status_command
 from zeus_flows.ending import end_when_told, note_exit
@@ -240,6 +241,7 @@ def _server_checks() -> Sequence[CheckFunction]:
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
+main.add_command(paper_command)
 main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)

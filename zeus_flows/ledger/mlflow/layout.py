@@ -27,7 +27,7 @@ from zeus_flows.ledger.mlflow.client import Store, location
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
-from zeus_flows.ledger.mlflow.places import find_places, ledger_name, link_places
+from zeus_flows.ledger.mlflow.places import find_places, ledger_name, ledger_note, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
 
@@ -328,7 +328,8 @@ class Layout:
     def _make_root(self) -> tuple[str, str]:
         candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
         reached("after-create-root")
-        root = self._store.name_root(ledger_name(self._job.name), candidate)
+        name, note = ledger_name(self._job.name), ledger_note(self._job.name)
+        root = self._store.name_root(name, candidate, note=note)
         reached("after-name-root")
         if root[1] != candidate:
             self._store.delete(candidate)

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
@@ -36,6 +37,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
+from zeus_flows.core.text import setting_text
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
@@ -158,7 +160,7 @@ class MlflowLedger:
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=f"{decision.recurrence}.{decision.attempt} · batch size {in_parts(decision)}{self.layout.mark}",
+            name=run_name(decision, decision.power_limit_w),
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
@@ -225,6 +227,7 @@ class MlflowLedger:
         self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
         tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
+        tags[MLFLOW_RUN_NAME] = run_name(observation, observation.power_limit_w)
         if observation.foreign_limit_w is not None:
             tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
         self.store.log(attempt_id, metrics=shown, tags=tags)
@@ -412,6 +415,16 @@ class MlflowLedger:
             names.BELIEFS: codec.dump_arms(arms),
             names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
+
+
+def run_name(record: Decision | Observation, setting: float | None) -> str:
+    """Return what an attempt's run is called: MLflow's table shows about 25 characters.
+
+    Such as `#42 · 512 · 150 W`; `#42.2 · 64` where it is a second attempt and no limit is known yet. Whether its joules
+    are simulated is in its tags.
+    """
+    number = f"#{record.recurrence}" + (f".{record.attempt}" if record.attempt > 1 else "")
+    return " · ".join(filter(None, (number, in_parts(record), setting_text(setting))))
 
 
 def _said(context: Mapping[str, str]) -> dict[str, str]:
