@@ -28,7 +28,7 @@ from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.job_file import JobFile, load_job
 from zeus_flows.ledger.mlflow import charts, names, pages, snapshot
 from zeus_flows.ledger.mlflow import record_text as codec
-from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger, run_name
 from zeus_flows.ledger.open_ledger import open_direct, open_durable
 
 GPU: Final = Gpu("Simulated V100", 1, 250.0)
@@ -191,7 +191,7 @@ class _Rows:
     def _of_point(self, point: Point) -> dict[str, list[dict[str, Any]]]:
         n, run_id = point.observed.recurrence, uuid.uuid4().hex
         decided = decision(self._job, n)
-        name = f"{n}.1 · batch size {decided.batch_size}{self._ledger.layout.mark}"
+        name = run_name(point.observed, point.observed.power_limit_w)
         later = {"start_time": self._rows["runs"][0]["start_time"] + 1000 * n}
         later["end_time"] = later["start_time"] + 500
         artifacts = self._rows["runs"][0]["artifact_uri"].replace(self._template, run_id)

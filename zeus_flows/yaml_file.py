@@ -88,7 +88,8 @@ class Kind(Generic[M]):
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             if node is not None:
                 _bounded(node, source)
-            data = yaml.safe_load(text)
+                _no_key_twice(node, source)
+            data = None if node is None else yaml.SafeLoader("").construct_document(node)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{source}:{line}: not valid YAML: {one_line(str(error.problem))}") from None
@@ -98,7 +99,6 @@ class Kind(Generic[M]):
             raise ConfigError(f"{source}:1: not valid YAML: {one_line(str(error))}") from None
         if node is None or not isinstance(data, dict):
             raise ConfigError(f"{source}:1: this {self.name} is no mapping such as `name: my-name`; {self.start}")
-        _no_key_twice(node, source)
         try:
             return Document(self.model.model_validate(data), source, node)
         except ValidationError as error:

@@ -106,3 +106,23 @@ def test_a_gate_s_run_has_no_empty_tags_either(sqlite_uri: str) -> None:
     asked = ledger.asked(ledger.begin(), {"zf.prefect.url": "", "zf.note": "n"})
     tags = MlflowClient(tracking_uri=sqlite_uri).get_run(asked).data.tags
     assert ("zf.prefect.url" in tags, tags["zf.note"]) == (False, "n")
+
+
+def test_a_run_is_called_by_recurrence_batch_size_and_limit_as_soon_as_they_are_known(sqlite_uri: str) -> None:
+    ledger = open_direct(JOB, tracking_uri=sqlite_uri, energy_source=EnergySource.SIMULATED)
+    client, number = MlflowClient(tracking_uri=sqlite_uri), ledger.begin()
+    first, second = (ledger.decided(decision(number, attempt), {}) for attempt in (1, 2))
+    assert [client.get_run(run_id).info.run_name for run_id in (first, second)] == ["#1 · 64", "#1.2 · 64"]
+    ledger.observed(first, observation(number))
+    ledger.observed(second, observation(number, 2, power_limit_w=None))
+    assert [client.get_run(run_id).info.run_name for run_id in (first, second)] == ["#1 · 64 · 150 W", "#1.2 · 64"]
+
+
+def test_a_ledger_s_experiment_says_what_it_is_and_that_it_must_stay(sqlite_uri: str) -> None:
+    open_direct(JOB, tracking_uri=sqlite_uri, energy_source=EnergySource.SIMULATED).begin()
+    made = MlflowClient(tracking_uri=sqlite_uri).get_experiment_by_name(f"{JOB.name}.ledger")
+    assert made is not None
+    note = made.tags["mlflow.note.content"]
+    assert "The books of the job **nightly**" in note
+    assert "Do not delete" in note
+    assert "zeus-flows ledger repair" in note

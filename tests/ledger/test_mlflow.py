@@ -78,7 +78,7 @@ def test_a_batch_that_is_trained_in_parts_is_told_by_its_run_and_what_fitted_is_
     ledger.ended(number, [ran_out, fitted])
     run = MlflowClient(tracking_uri=sqlite_uri).get_run(run_id)
     assert run.data.params["zf.micro_batch_size"] == "32"
-    assert run.info.run_name.startswith("1.2 · batch size 2x32")
+    assert run.info.run_name == "#1.2 · 2x32 · 150 W"
     state = open_ledger(job).state()
     assert state.too_large(GPU.key, 2) == 64
     assert state.profile(64, GPU, 32) == fitted.profile

@@ -112,7 +112,7 @@ def test_repair_of_a_job_that_is_not_there_says_so(job: Path) -> None:
 def test_reset_opens_a_window_in_which_nothing_counts_yet(job: Path) -> None:
     ledger = ledger_of(job)
     record(ledger, load_job(job).fingerprint)
-    assert "drift window 2 begins" in zeus_flows("reset", str(job)).output
+    assert "drift window 2 begins" in zeus_flows("reset", str(job), "--yes").output
     fresh = ledger_of(job)
     assert fresh.observations() == ()
     record(fresh, load_job(job).fingerprint)
@@ -235,3 +235,28 @@ def test_a_jobs_own_runs_can_be_replayed(job: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.output)["rows"]
     assert (row["workload"], row["recurrences"], row["unconverged"]) == ("nightly", 4, 0)
+
+
+def test_reset_without_a_terminal_and_without_yes_exits_2_and_resets_nothing(job: Path) -> None:
+    ledger = ledger_of(job)
+    record(ledger, load_job(job).fingerprint)
+    done = zeus_flows("reset", str(job))
+    assert done.exit_code == 2
+    assert "--yes" in done.output
+    assert ledger_of(job).layout.look().number == 1
+
+
+def test_status_and_explain_tell_of_a_job_and_make_no_database_where_there_is_none(job: Path, tmp_path: Path) -> None:
+    record(ledger_of(job), load_job(job).fingerprint)
+    told = zeus_flows("status", str(job))
+    assert told.exit_code == 0, told.output
+    assert "recurrence 1" in told.output
+    assert json.loads(zeus_flows("status", str(job), "--json").output)["jobs"][0]["name"] == load_job(job).name
+    explained = zeus_flows("explain", str(job), "--json")
+    assert explained.exit_code == 0, explained.output
+    assert json.loads(explained.output)["recurrence"] == 1
+    nowhere = ("--tracking-uri", f"sqlite:///{tmp_path}/none.db")
+    assert "has never run" in zeus_flows("status", str(job), *nowhere).output
+    assert "there are no jobs" in zeus_flows("status", *nowhere).output
+    assert zeus_flows("explain", str(job), *nowhere).exit_code == 2
+    assert not (tmp_path / "none.db").exists()

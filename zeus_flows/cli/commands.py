@@ -14,7 +14,9 @@ from zeus_flows.cli.deploying import deploy_command, serve_command
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
+from zeus_flows.cli.paper import paper_command
 from zeus_flows.cli.replay import replay
+from zeus_flows.cli.telling import explain_command, status_command
 from zeus_flows.ending import end_when_told, note_exit
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
@@ -139,11 +141,15 @@ def janitor(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) 
 
 @main.command()
 @_of_a_job
-def reset(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None) -> None:
-    """Start a new drift window of JOB: what was observed before no longer counts."""
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def reset(job: Path, simulate: SimulatedGpu | None, tracking_uri: str | None, yes: bool) -> None:
+    """Start a new drift window of JOB: what was observed before no longer counts.
+
+    It asks first; without a terminal to ask at, and without --yes, it ends with exit code 2.
+    """
     from zeus_flows.cli import upkeep
 
-    sys.exit(upkeep.reset(upkeep.LedgerOf(job, simulate, tracking_uri)))
+    sys.exit(upkeep.reset(upkeep.LedgerOf(job, simulate, tracking_uri), sure=yes))
 
 
 @main.group()
@@ -235,9 +241,12 @@ def _server_checks() -> Sequence[CheckFunction]:
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
+main.add_command(paper_command)
 main.add_command(fleet_command)
 main.add_command(capriccio_command)
 main.add_command(deploy_command)
 main.add_command(serve_command)
 main.add_command(drift_command)
 main.add_command(models_command)
+main.add_command(status_command)
+main.add_command(explain_command)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
 
 from zeus_flows.errors import ConfigError, StoreUnavailable
 from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.janitor import Swept, sweep_orphans
-from zeus_flows.ledger.mlflow.attempts import Progress, untold
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.importing import Columns, import_runs
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.repair import repair
 from zeus_flows.ledger.open_ledger import open_direct, open_durable
-from zeus_flows.reporting.console import progress_bar
+from zeus_flows.reporting.console import reading_bar
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
 
 #: Seconds that the janitor may take where nobody waits to train.
@@ -112,8 +111,16 @@ def _unseen(swept: Swept) -> str:
     return f"{len(swept.unseen)} recurrences could not be looked at ({numbers}): {swept.why}"
 
 
-def reset(target: LedgerOf) -> int:
-    """Start a new drift window in which nothing observed before counts."""
+def reset(target: LedgerOf, *, sure: bool) -> int:
+    """Start a new drift window in which nothing observed before counts, where that is really wanted."""
+    if not sure:
+        name = load_job(target.path).name
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                f"what {name} has learnt would no longer count, and there is no terminal to ask at\n"
+                f"  type `zeus-flows reset {target.path} --yes`"
+            )
+        click.confirm(f"What {name} has learnt will no longer count. Begin anew?", abort=True)
     job_file, ledger, _, _ = target.open()
     number = ledger.reset()
     click.echo(f"{job_file.name}: drift window {number} begins; what was observed before no longer counts")
@@ -123,7 +130,7 @@ def reset(target: LedgerOf) -> int:
 def verify(target: LedgerOf) -> int:
     """Fold every run anew and compare with the state that decisions are taken on; exit 5 where they differ."""
     job_file, ledger, _, _ = target.open()
-    with _reading() as told:
+    with reading_bar() as told:
         same, observations = ledger.verify(told)
     if same:
         click.echo(f"{job_file.name}: the state is the fold of all {observations} observations")
@@ -145,7 +152,7 @@ def mend(target: LedgerOf) -> int:
     for line in repaired.lost:
         click.echo(f"cannot be rebuilt: {line}")
     ledger.history()
-    with _reading() as told:
+    with reading_bar() as told:
         _, observations = ledger.verify(told)
     click.echo(f"{job_file.name}: the history is folded anew; {observations} observations count")
     return 0
@@ -158,23 +165,11 @@ def traces(target: LedgerOf, folder: Path) -> int:
     job_file, ledger, _, _ = target.open()
     rates = {b: job_file.learning_rate.at(b, job_file.default_batch_size) for b in job_file.batch_sizes}
     labels = TraceLabels(job_file.name, "model", job_file.optimizer, job_file.target.value, rates)
-    with _reading() as told:
+    with reading_bar() as told:
         observations = ledger.observations(told)
     for file in write_traces(observations, folder, labels):
         click.echo(f"wrote {file}")
     return 0
-
-
-@contextmanager
-def _reading() -> Iterator[Progress]:
-    """Show how far reading a whole history is, where somebody looks on."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield untold
-        return
-    with progress_bar(console) as bar:
-        task = bar.add_task("reading attempts", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def bring(

@@ -33,6 +33,15 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if abs(value) < 120 else f"{value / 60:.3g} min"
 
 
+def setting_text(setting: float | None) -> str:
+    """Return a setting of the knob: a power limit per GPU. Empty where none was applied.
+
+    >>> setting_text(150.0), setting_text(None)
+    ('150 W', '')
+    """
+    return "" if setting is None else f"{setting:.4g} W"
+
+
 def cost_text(job: Job, cost: float) -> str:
     """Return a cost by a job's objective: an energy, or a duration where joules mean nothing.
 

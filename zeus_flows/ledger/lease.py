@@ -63,6 +63,7 @@ class Holder:
         return replace(self, beat=self.beat + 1)
 
 
+@lru_cache(maxsize=256)
 def read_holder(text: str) -> Holder | None:
     """Return the holder that `dump` wrote, or None where the text is something else.
 

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Final, Generic, TypeVar
 
 from prefect import get_run_logger, task
@@ -87,6 +88,12 @@ def _train(steps: LocalSteps, attempt: _Opaque[Attempt]) -> _Opaque[Observation]
     return _Opaque(observation)
 
 
+@cache
+def _training(retries: int) -> Task[[LocalSteps, _Opaque[Attempt]], _Opaque[Observation]]:
+    """Return the task `train` with so many retries. Made once: Prefect reads a task's source when it makes it."""
+    return _train.with_options(retries=retries, retry_delay_seconds=1)
+
+
 @task(
     name="observe",
     cache_policy=NO_CACHE,
@@ -158,7 +165,7 @@ class PrefectSteps:
 
     def __init__(self, local: LocalSteps, *, run_url: str, retries: int = 0) -> None:
         self._local, self._run_url = local, run_url
-        self._train = _train.with_options(retries=retries, retry_delay_seconds=1)
+        self._train = _training(retries)
         self._key = _key(local.job.name)
 
     def begin(self) -> int:

@@ -17,6 +17,8 @@ from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, in_parts
 from zeus_flows.core.rollout import why_in_force
 from zeus_flows.core.savings import Savings
+from zeus_flows.ledger.mlflow.attempts import Progress as AttemptsRead
+from zeus_flows.ledger.mlflow.attempts import untold
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table
 from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds
@@ -29,6 +31,18 @@ def progress_bar(console: Console) -> Progress:
     """Return a bar with the current task, its progress and its duration. It disappears at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
+
+
+@contextmanager
+def reading_bar() -> Iterator[AttemptsRead]:
+    """Show how far reading a whole history is, where somebody looks on; yield what is to be told of it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield untold
+        return
+    with progress_bar(console) as bar:
+        task = bar.add_task("reading attempts", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class RunView:

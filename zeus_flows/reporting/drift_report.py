@@ -94,18 +94,13 @@ class DriftHistory:
 
 def read_drift(job_file: JobFile, tracking_uri: str, *, most: int | None = NEWEST) -> DriftHistory:
     """Return a job's newest drift windows, or all of them; empty where it has never run. Nothing is written."""
-    job = job_file.core()
-    if tracking_uri.startswith("sqlite:///") and not Path(tracking_uri.removeprefix("sqlite:///")).exists():
-        return DriftHistory(job)
-    from zeus_flows.ledger.open_ledger import open_direct
+    from zeus_flows.reporting.recorded import open_recorded
 
-    ledger = open_direct(job, tracking_uri=tracking_uri, energy_source=EnergySource.MEASURED)
-    if not ledger.layout.exists():
-        return DriftHistory(job)
+    opened = open_recorded(job_file, tracking_uri)
+    if opened is None:
+        return DriftHistory(job_file.core())
+    job, ledger = opened
     found = ledger.layout.newest_windows(most)
-    source = EnergySource(found[-1].data.tags[names.ENERGY_SOURCE])
-    job = job_file.core(source)
-    ledger = open_direct(job, tracking_uri=tracking_uri, energy_source=source)
     state = ledger.state()
     arms = beliefs(job, state) if state.observations else ()
     best = best_arm(arms)

@@ -55,8 +55,8 @@ def fleet_tables(fleet: Fleet) -> Iterator[Table]:
                 table.add_column(name, no_wrap=True, justify="left" if name == "mode" else "right")
             table.add_column("state", overflow="fold")
             for job in jobs:
-                cells = [_mode(job), _best(job), _share(job.saved), _learning(job.saved), _next(fleet, job)]
-                state = _state(fleet, job)
+                cells = [_mode(job), best_text(job), share_text(job.saved), _learning(job.saved), next_text(fleet, job)]
+                state = state_text(fleet, job)
                 table.add_row(Text(_safe(job.name)), *map(Text, cells), Text(state, style=_style(state)))
             yield table
 
@@ -128,14 +128,14 @@ def _row(fleet: Fleet, job: JobSummary) -> Sequence[str]:
     return (
         _safe(job.name, 40),
         _mode(job),
-        _best(job),
-        _amount(job.saved),
-        _share(job.saved),
+        best_text(job),
+        amount_text(job.saved),
+        share_text(job.saved),
         _learning(job.saved),
         str(job.recurrences),
-        _next(fleet, job),
+        next_text(fleet, job),
         _age(fleet, job.champion_s),
-        _state(fleet, job),
+        state_text(fleet, job),
     )
 
 
@@ -151,7 +151,7 @@ def _mode(job: JobSummary) -> str:
     return job.newest.mode
 
 
-def _best(job: JobSummary) -> str:
+def best_text(job: JobSummary) -> str:
     """Return the batch size that is thought cheapest, at the limit that its newest run settled on."""
     newest = job.newest
     if job.best_batch_size is None:
@@ -160,14 +160,16 @@ def _best(job: JobSummary) -> str:
     return str(job.best_batch_size) + (f"@{limit:.0f}W" if limit is not None else "")
 
 
-def _share(saved: SavedSoFar | None) -> str:
+def share_text(saved: SavedSoFar | None) -> str:
+    """Return what was saved as a share of what the default would have cost, with its doubt."""
     if saved is None:
         return _UNKNOWN
     half = saved.percent_half
     return f"{saved.percent:.0f} %" if not half or half < 0.5 else f"{saved.percent:.0f} ± {half:.0f} %"
 
 
-def _amount(saved: SavedSoFar | None) -> str:
+def amount_text(saved: SavedSoFar | None) -> str:
+    """Return what was saved: energy with its doubt, or time where there are no joules."""
     if saved is None:
         return _UNKNOWN
     if saved.energy_j is None:
@@ -183,7 +185,7 @@ def _learning(saved: SavedSoFar | None) -> str:
     return joules(saved.learning) if saved.unit == "j" else seconds(saved.learning)
 
 
-def _next(fleet: Fleet, job: JobSummary) -> str:
+def next_text(fleet: Fleet, job: JobSummary) -> str:
     """Return when the job runs next: the hour today, else the day, in UTC."""
     at = (fleet.next_runs or {}).get(job.name)
     if at is None:
@@ -204,7 +206,8 @@ def _age(fleet: Fleet, made_s: float | None) -> str:
     return f"{age_s / 86_400:.0f} d" if age_s >= 2 * 86_400 else seconds(age_s)
 
 
-def _state(fleet: Fleet, job: JobSummary) -> str:
+def state_text(fleet: Fleet, job: JobSummary) -> str:
+    """Return how a job is in a word or two."""
     if job.trouble:
         return "damaged"
     found = concerns(job, now_s=fleet.at.timestamp())

@@ -61,7 +61,7 @@ class Budget:
         >>> Budget(10.0, 5.0, 3).recurrences_until(20.0)
         5
         """
-        if self.rate_j <= 0:
+        if self.rate_j <= 0 or not math.isfinite(cost_j):
             return math.inf
         return self.wait + max(math.ceil((cost_j - self.saved_j) / self.rate_j), 1)
 

@@ -50,6 +50,8 @@ _ROWS_TOGETHER: Final = 500
 _TAGS_TOGETHER: Final = 100
 #: Packages of drivers that are not called as their module is.
 _PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+#: What MLflow calls the tag that holds an experiment's or a run's description.
+MLFLOW_NOTE: Final = "mlflow.note.content"
 _RUN_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -202,16 +204,22 @@ class Store:
                 raise
             return None
 
-    def name_root(self, name: str, run_id: str) -> tuple[str, str]:
+    def name_root(self, name: str, run_id: str, *, note: str = "") -> tuple[str, str]:
         """Create an experiment that names a run, unless there is one; return its id and the run that it names.
 
         That is a compare-and-set: of many processes that come with runs of their own, all go with the same one. Who
         made another one deletes it.
 
+        Args:
+            name: What the experiment is called.
+            run_id: The run.
+            note: The experiment's description, in Markdown, for whoever opens it.
+
         Raises:
             StoreError: there is one that names no run.
         """
-        made = self.create_experiment(name, tags={names.ROOT: run_id})
+        described = {MLFLOW_NOTE: note} if note else {}
+        made = self.create_experiment(name, tags={names.ROOT: run_id} | described)
         if made is not None:
             return made, run_id
         standing = self.root(name)  # names this run too, where only the answer was lost

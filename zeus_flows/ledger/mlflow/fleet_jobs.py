@@ -55,9 +55,11 @@ class _Whereabouts:
         return "" if self.ledger is None else str(self.ledger.tags.get(names.ROOT, ""))
 
 
-def read_fleet(store: Store) -> tuple[JobSummary, ...]:
-    """Return what is to be told of every job, by name. A job whose ledger was damaged says so and stops no other."""
-    places = _places(store)
+def read_fleet(store: Store, *, only: str | None = None) -> tuple[JobSummary, ...]:
+    """Return what is to be told of every job, or of one, by name. One that was damaged says so and stops no other."""
+    places = [place for place in _places(store) if only is None or place.name == only]
+    if not places:
+        return ()
     ids = [e.experiment_id for place in places for e in (place.job, place.ledger) if e is not None]
     runs = _Runs(store, [str(i) for i in ids])
     read = runs.read(run_id for place in places for run_id in (place.window, place.page))

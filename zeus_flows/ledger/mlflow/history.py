@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from zeus_flows.core import policy
@@ -17,9 +17,9 @@ from zeus_flows.core.drift_windows import Boundary, boundary
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import Gap, InFlight, Observation
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.mlflow import pages, set_aside, snapshot
+from zeus_flows.ledger.mlflow import names, pages, set_aside, snapshot
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
-from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout
+from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, of_window
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History
@@ -47,6 +47,7 @@ class Reading:
         closed: The fold up to there.
         saved: How far a snapshot covers it.
         outdated: Whether it grew from a snapshot that serves, but is to be folded anew.
+        passed: The fold at the end of each page that was passed, where that page has no snapshot yet.
     """
 
     window: CurrentWindow
@@ -57,6 +58,7 @@ class Reading:
     closed: policy.State
     saved: int
     outdated: bool
+    passed: Mapping[int, policy.State] = field(default_factory=dict)
 
     @property
     def lag(self) -> int:
@@ -208,6 +210,8 @@ class HistoryReader:
                     self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
                 return 0
             upto, state = self._fold_page(window, number, page, still_open, upto, state)
+            if upto == pages.last_of(number):
+                self._keep_page(window, number, state)
             if upto - saved >= _STRIDE and number != numbers[-1]:
                 self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
                 saved = upto
@@ -248,8 +252,11 @@ class HistoryReader:
             and (many := self._layout.last_recurrence() - upto if len(numbers) > 5 else 0) > _WORTH_SAYING
         ):
             log.info("%s: no snapshot is of use, so %d recurrences are folded anew", self._job.name, many)
+        passed = dict[int, policy.State]()
         for number in numbers:
             upto, state = self._fold_page(window, number, page, still_open, upto, state)
+            if upto == pages.last_of(number) and page.kept.get(number) != of_window(window):
+                passed[number] = state
             if (
                 keep
                 and self._layout.is_mine(window)
@@ -259,7 +266,7 @@ class HistoryReader:
                 saved = upto
                 reached("after-snapshot")
         now = self._attempts.advanced(state, page, after=upto)
-        return Reading(window, page, tuple(still_open), now, upto, state, saved, self.is_outdated)
+        return Reading(window, page, tuple(still_open), now, upto, state, saved, self.is_outdated, passed)
 
     def _pages_after(self, upto: int) -> list[int]:
         return [n for n in self._layout.known_pages() if n >= pages.number_of(max(upto, 1))]
@@ -317,6 +324,21 @@ class HistoryReader:
             return {}
         self.decided_on = replace(known, saved=known.upto)
         return self._grown(known.window, snapshot.Snapshot(known.upto, known.closed))[0]
+
+    def keep_pages(self) -> None:
+        """Write the snapshots that end pages, where the last decision passed any: old ones are explained from them."""
+        known = self.decided_on
+        if known is None or not known.passed:
+            return
+        if not known.outdated and self._layout.is_mine(known.window):
+            for number, state in sorted(known.passed.items()):
+                self._keep_page(known.window, number, state)
+        self.decided_on = replace(known, passed={})
+
+    def _keep_page(self, window: CurrentWindow, number: int, state: policy.State) -> None:
+        """Write the snapshot that ends a page to its run."""
+        kept = snapshot.dump(snapshot.Snapshot(pages.last_of(number), state))
+        self._layout.tag_page(number, kept | {names.SNAPSHOT_OF: of_window(window)})
 
     def _keep(
         self,

@@ -27,7 +27,7 @@ from zeus_flows.ledger.mlflow.client import Store, location
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
-from zeus_flows.ledger.mlflow.places import find_places, ledger_name, link_places
+from zeus_flows.ledger.mlflow.places import find_places, ledger_name, ledger_note, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
 
@@ -328,7 +328,8 @@ class Layout:
     def _make_root(self) -> tuple[str, str]:
         candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
         reached("after-create-root")
-        root = self._store.name_root(ledger_name(self._job.name), candidate)
+        name, note = ledger_name(self._job.name), ledger_note(self._job.name)
+        root = self._store.name_root(name, candidate, note=note)
         reached("after-name-root")
         if root[1] != candidate:
             self._store.delete(candidate)
@@ -377,7 +378,15 @@ class Layout:
     def read_page(self, number: int, *, looked: bool = False) -> Page:
         """Return what a page says, making it if need be; as the last look brought it, where that was just now."""
         run_id = self.page(number)
-        return Page().read((self._brought_or_read(run_id) if looked else self._store.run(run_id)).data.params)
+        run = self._brought_or_read(run_id) if looked else self._store.run(run_id)
+        page = Page().read(run.data.params)
+        if of := run.data.tags.get(names.SNAPSHOT_OF):
+            page.kept[number] = of
+        return page
+
+    def tag_page(self, number: int, tags: Mapping[str, str]) -> None:
+        """Write tags to a page's run."""
+        self._store.log(self.page(number), tags=tags)
 
     def read_page_of(self, recurrence: int) -> Page:
         """Return the page that a recurrence is on."""
@@ -436,6 +445,11 @@ def read_window(run: Run) -> CurrentWindow:
         counts_from=int(params[names.COUNTS_FROM]),
         tags=dict(run.data.tags),
     )
+
+
+def of_window(window: CurrentWindow) -> str:
+    """Return what a snapshot that ends a page is of: which observations count in a window, and from when on."""
+    return f"{window.tags.get(names.FINGERPRINT)} {window.tags.get(names.ENERGY_SOURCE)} from {window.counts_from}"
 
 
 def snapshot_of(window: CurrentWindow) -> dict[str, str]:

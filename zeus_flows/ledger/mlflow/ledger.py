@@ -23,10 +23,11 @@ It does not promise that an observation is there the moment training ends: see `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
@@ -36,6 +37,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
+from zeus_flows.core.text import setting_text
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
@@ -49,6 +51,7 @@ from zeus_flows.ledger.mlflow.history import HistoryReader, Reading
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, Whereabouts, snapshot_of
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.past import Past, PastAttempt
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History, Ledger
 
@@ -157,7 +160,7 @@ class MlflowLedger:
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=f"{decision.recurrence}.{decision.attempt} · batch size {in_parts(decision)}{self.layout.mark}",
+            name=run_name(decision, decision.power_limit_w),
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
@@ -224,6 +227,7 @@ class MlflowLedger:
         self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
         tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
+        tags[MLFLOW_RUN_NAME] = run_name(observation, observation.power_limit_w)
         if observation.foreign_limit_w is not None:
             tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
         self.store.log(attempt_id, metrics=shown, tags=tags)
@@ -248,6 +252,7 @@ class MlflowLedger:
                 values |= charts.of_savings(policy.saved(self._job, learnt.after))
             shown, window_id = charts.metrics(values, step=recurrence, at_s=at_s), self._windows.run_of(recurrence)
             self.store.log(window_id, metrics=shown, tags=tags | self._reader.due(window_id))
+            self._reader.keep_pages()
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:
                 self._end_window(recurrence, learnt.boundary)
@@ -314,6 +319,14 @@ class MlflowLedger:
     def gaps(self) -> tuple[Gap, ...]:
         """Return every recurrence that the fold passes over, in its order, read from the pages and runs."""
         return self._reader.gaps()
+
+    def attempts_of(self, recurrence: int) -> tuple[PastAttempt, ...]:
+        """Return a recurrence's attempts, as they were decided and observed (`Past.attempts_of`)."""
+        return Past(self._job, self.store, self.layout).attempts_of(recurrence)
+
+    def folded_before(self, attempt: PastAttempt, told: Progress = untold) -> tuple[Job, Iterator[policy.State]]:
+        """Return the job as it was comparable then, and what may have been folded then (`Past.folded_before`)."""
+        return Past(self._job, self.store, self.layout).folded_before(attempt, told)
 
     def verify(self, told: Progress = untold) -> tuple[bool, int]:
         """Return whether the state by snapshot is the fold of all runs, and how many observations that has."""
@@ -402,6 +415,16 @@ class MlflowLedger:
             names.BELIEFS: codec.dump_arms(arms),
             names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
+
+
+def run_name(record: Decision | Observation, setting: float | None) -> str:
+    """Return what an attempt's run is called: MLflow's table shows about 25 characters.
+
+    Such as `#42 · 512 · 150 W`; `#42.2 · 64` where it is a second attempt and no limit is known yet. Whether its joules
+    are simulated is in its tags.
+    """
+    number = f"#{record.recurrence}" + (f".{record.attempt}" if record.attempt > 1 else "")
+    return " · ".join(filter(None, (number, in_parts(record), setting_text(setting))))
 
 
 def _said(context: Mapping[str, str]) -> dict[str, str]:

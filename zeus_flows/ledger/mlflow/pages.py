@@ -31,6 +31,7 @@ class Page:
         attempts: (recurrence, attempt) -> its run.
         ended: Recurrences to which nothing will be added.
         gaps: Those of them that were skipped or declared dead.
+        kept: Page -> what the snapshot that ends it is of; those without one are left out.
     """
 
     claims: dict[int, str] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Page:
     gates: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     gaps: dict[int, Gap] = field(default_factory=dict)
+    kept: dict[int, str] = field(default_factory=dict)
 
     def read(self, params: Mapping[str, str]) -> Page:
         """Add a page's params to what is known; return self."""
@@ -64,6 +66,7 @@ class Page:
         self.gates |= other.gates
         self.ended |= other.ended
         self.gaps |= other.gaps
+        self.kept |= other.kept
 
     def closed_upto(self, start: int, still_open: Collection[int] = ()) -> int:
         """Return the last recurrence of the closed prefix: all after `start` have ended and have no open attempt.
@@ -93,6 +96,15 @@ def number_of(recurrence: int) -> int:
     (0, 0, 1)
     """
     return (recurrence - 1) // SIZE
+
+
+def last_of(number: int) -> int:
+    """Return the last recurrence of a page.
+
+    >>> last_of(0) == SIZE
+    True
+    """
+    return (number + 1) * SIZE
 
 
 def skipped(*, time_s: float, energy_j: float = 0.0) -> str:

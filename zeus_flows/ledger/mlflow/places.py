@@ -45,6 +45,16 @@ def ledger_name(job: str) -> str:
     return f"{job}.ledger"
 
 
+def ledger_note(job: str) -> str:
+    """Return the description of that experiment: what it is, and that it must stay."""
+    return (
+        f"The books of the job **{job}**: which recurrence numbers are taken, and which runs hold their attempts. "
+        f"zeus_flows reads them before each decision. **Do not delete this experiment or its runs**: without them the "
+        f"history of {job} cannot be told. There is nothing to compare here; the runs to look at are in the "
+        f"experiment {job}. Where something was deleted, `zeus-flows ledger repair` with the job's file brings it back."
+    )
+
+
 def find_places(store: Store, name: str) -> Places:
     """Return the experiments of the job of a name. Makes nothing.
 

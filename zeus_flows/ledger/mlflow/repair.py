@@ -24,6 +24,7 @@ from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.places import (
     by_id,
     ledger_name,
+    ledger_note,
     link_places,
     linked_ledger,
     named,
@@ -116,7 +117,7 @@ class _Repair:
 
     def _make_ledger(self, root: Run) -> Experiment:
         name = ledger_name(self._name)
-        experiment_id, _ = self._store.name_root(name, str(root.info.run_id))
+        experiment_id, _ = self._store.name_root(name, str(root.info.run_id), note=ledger_note(self._name))
         self._said.done.append(f"the experiment {name} was gone for good and is made anew")
         made = by_id(self._store, experiment_id)
         assert made is not None

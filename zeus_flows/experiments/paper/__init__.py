@@ -1,0 +1,1 @@
+"""The paper's results, computed anew from traces, each held against what was published."""
