@@ -249,10 +249,10 @@ def _without_drift(signal: Floats, samples: float) -> Floats:
     """Return a signal less its moving average of so many samples; at the ends, the nearest whole window's."""
     count = len(signal)
     if samples >= count:
-        return signal - signal.mean()
+        return signal - float(signal.mean())
     total = np.r_[0.0, np.cumsum(signal)]
     middle = np.clip(np.arange(count) + 0.5, samples / 2, count - samples / 2)
     edges = np.arange(count + 1)
     upper, lower = np.interp(middle + samples / 2, edges, total), np.interp(middle - samples / 2, edges, total)
     drift: Floats = (upper - lower) / samples
-    return np.subtract(signal, drift)
+    return signal - drift
