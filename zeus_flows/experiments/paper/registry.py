@@ -64,7 +64,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "3": "a drawing of the system",
         "4, 8, 20, 21": "paths of single searches: not drawn yet",
-        "9": "its trace of recurring groups is not among the published files",
+        "9": "its trace of recurring groups is not public; docs/cluster.md simulates it for those who have it",
         "10": "BERT on Capriccio with measured energy needs a GPU; docs/drift.md has the experiment on small models",
         "13": "needs Zeus without pruning and with offline profiling: not built yet",
         "23": "figure 6 on another GPU: --gpu p100",
