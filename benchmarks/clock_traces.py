@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from zeus_flows.core.period import IRREGULAR, Trace, evenly
+from zeus_flows.core.period import IRREGULAR, GpuTrace, evenly
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def periodic(
     shape: str = "forward and backward",
     jitter: float = 0.02,
     sensor: Sensor | None = None,
-) -> tuple[Trace, float]:
+) -> tuple[GpuTrace, float]:
     """Return a trace of iterations whose length jitters by a share, and how long those in it took on average."""
     sensor = sensor or Sensor()
     count = int(seconds / period_s * 1.2) + 8
@@ -73,7 +73,7 @@ def periodic(
     return seen(values, seconds, rng, sensor), float(inside.mean())
 
 
-def aimless(kind: str, samples: int, rng: np.random.Generator, *, alike: bool) -> Trace:
+def aimless(kind: str, samples: int, rng: np.random.Generator, *, alike: bool) -> GpuTrace:
     """Return a trace without a period at 100 ms: `noise`, `walk`, `wander`, `switch`, `ramp` or `warming`.
 
     Args:
@@ -87,7 +87,7 @@ def aimless(kind: str, samples: int, rng: np.random.Generator, *, alike: bool) -
     sm, memory = (
         np.clip(np.round(middle + swing * w), 0, 100) for middle, swing, w in ((60, 15, waves[1]), (40, 10, waves[2]))
     )
-    return Trace(0.1, 150 + 30 * wave, (sm, memory))
+    return GpuTrace(0.1, 150 + 30 * wave, (sm, memory))
 
 
 def _wave(kind: str, samples: int, rng: np.random.Generator) -> Floats:
@@ -111,7 +111,7 @@ def _wave(kind: str, samples: int, rng: np.random.Generator) -> Floats:
 AIMLESS = ("noise", "walk", "wander", "switch", "ramp", "warming")
 
 
-def seen(values: Floats, seconds: float, rng: np.random.Generator, sensor: Sensor) -> Trace:
+def seen(values: Floats, seconds: float, rng: np.random.Generator, sensor: Sensor) -> GpuTrace:
     """Return what a sensor shows of values at 1 ms: columns power, SM and memory utilisation."""
     width = max(1, round(sensor.window_s / FINE_S))
     total = np.cumsum(np.vstack([np.zeros(values.shape[1]), values]), axis=0)
@@ -123,4 +123,4 @@ def seen(values: Floats, seconds: float, rng: np.random.Generator, sensor: Senso
     read = averaged[np.minimum((updated / FINE_S).astype(int), len(averaged) - 1)]
     read = read * (1 + sensor.noise * rng.standard_normal(read.shape) * [1, 0, 0])
     power, sm, memory = evenly(at_s.tolist(), read.T, step_s=sensor.step_s)
-    return Trace(sensor.step_s, power, (np.round(sm), np.round(memory)), max(sensor.update_s, sensor.step_s))
+    return GpuTrace(sensor.step_s, power, (np.round(sm), np.round(memory)), max(sensor.update_s, sensor.step_s))

@@ -8,7 +8,7 @@ from clock_traces import AIMLESS, SENSORS, Sensor, aimless, periodic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeus_flows.core.period import Aperiodic, Period, Trace, changed, detect_period, evenly, stretched
+from zeus_flows.core.period import Aperiodic, Period, GpuTrace, changed, detect_period, evenly, stretched
 from zeus_flows.errors import MeasurementError
 
 
@@ -35,7 +35,7 @@ def test_noise_walks_and_drifts_have_no_period(kind: str, alike: bool) -> None:
 
 def test_a_drift_does_not_hide_a_period() -> None:
     trace, true_s = periodic(2.0, 40.0, np.random.default_rng(0))
-    warmer = Trace(trace.step_s, trace.power_w * np.linspace(0.8, 1.2, len(trace.power_w)), trace.others)
+    warmer = GpuTrace(trace.step_s, trace.power_w * np.linspace(0.8, 1.2, len(trace.power_w)), trace.others)
     period = detect_period(warmer)
     assert isinstance(period, Period)
     assert period.period_s == pytest.approx(true_s, rel=0.02)
@@ -45,7 +45,7 @@ def test_power_alone_and_further_metrics_serve_as_well() -> None:
     trace, true_s = periodic(2.0, 40.0, np.random.default_rng(1))
     against = 100 - trace.others[0]  # a metric that falls when power rises
     for channels in ((), (against,), (*trace.others, against, trace.others[1])):
-        period = detect_period(Trace(trace.step_s, trace.power_w, channels))
+        period = detect_period(GpuTrace(trace.step_s, trace.power_w, channels))
         assert isinstance(period, Period)
         assert period.period_s == pytest.approx(true_s, rel=0.02)
 
@@ -53,7 +53,7 @@ def test_power_alone_and_further_metrics_serve_as_well() -> None:
 def test_a_period_that_begins_late_in_the_trace_is_not_stable() -> None:
     before = aimless("noise", 300, np.random.default_rng(2), alike=True)
     after, _ = periodic(1.0, 30.0, np.random.default_rng(2))
-    joined = Trace(0.1, np.r_[after.power_w, before.power_w])
+    joined = GpuTrace(0.1, np.r_[after.power_w, before.power_w])
     assert isinstance(detect_period(joined), Aperiodic)
 
 
@@ -74,7 +74,7 @@ def test_readings_at_irregular_times_keep_short_iterations_from_showing_a_false_
 
 
 def test_a_few_samples_are_too_few() -> None:
-    why = detect_period(Trace(0.1, np.arange(20.0)))
+    why = detect_period(GpuTrace(0.1, np.arange(20.0)))
     assert isinstance(why, Aperiodic)
     assert "too few" in why.why
 
@@ -102,16 +102,16 @@ def test_another_period_or_power_means_to_start_over(now: Period | Aperiodic, ot
 
 def test_channels_of_other_lengths_and_readings_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(MeasurementError):
-        Trace(0.1, np.zeros(10), (np.zeros(9),))
+        GpuTrace(0.1, np.zeros(10), (np.zeros(9),))
     with pytest.raises(MeasurementError):
-        Trace(0.1, np.array([1.0, np.nan]))
+        GpuTrace(0.1, np.array([1.0, np.nan]))
     with pytest.raises(MeasurementError):
-        Trace(0.0, np.zeros(10))
+        GpuTrace(0.0, np.zeros(10))
 
 
 @given(st.lists(st.floats(0.0, 1e4), min_size=0, max_size=80), st.floats(0.01, 1.0))
 def test_whatever_was_sampled_has_an_answer(power_w: list[float], step_s: float) -> None:
-    period = detect_period(Trace(step_s, np.array(power_w)))
+    period = detect_period(GpuTrace(step_s, np.array(power_w)))
     if isinstance(period, Period):
         assert 5 * step_s <= period.period_s * 1.05
         assert 0 <= period.error <= 0.5

@@ -47,7 +47,7 @@ CHANGED = 0.12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class GpuTrace:
     """What was seen of a GPU, sampled evenly.
 
     Attributes:
@@ -75,10 +75,10 @@ class Trace:
         """How long it is."""
         return len(self.power_w) * self.step_s
 
-    def last(self, share: float) -> Trace:
+    def last(self, share: float) -> GpuTrace:
         """Return the end of it: a suffix of so large a share."""
         begin = round(len(self.power_w) * (1 - share))
-        return Trace(self.step_s, self.power_w[begin:], tuple(c[begin:] for c in self.others), self.update_s)
+        return GpuTrace(self.step_s, self.power_w[begin:], tuple(c[begin:] for c in self.others), self.update_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Aperiodic:
     why: str
 
 
-def detect_period(trace: Trace, *, within: tuple[float, float] | None = None) -> Period | Aperiodic:
+def detect_period(trace: GpuTrace, *, within: tuple[float, float] | None = None) -> Period | Aperiodic:
     """Return the period of a trace: one on which the whole and its last two thirds and half agree.
 
     Args:
@@ -112,10 +112,10 @@ def detect_period(trace: Trace, *, within: tuple[float, float] | None = None) ->
             `stretched` says of the period before.
 
     >>> second = np.r_[np.full(6, 240.0), np.full(4, 90.0)]  # at 10 Hz
-    >>> found = detect_period(Trace(0.1, np.tile(second, 30)))
+    >>> found = detect_period(GpuTrace(0.1, np.tile(second, 30)))
     >>> round(found.period_s, 2)
     1.0
-    >>> detect_period(Trace(0.1, np.full(300, 200.0)))
+    >>> detect_period(GpuTrace(0.1, np.full(300, 200.0)))
     Aperiodic(why='the trace is flat')
     """
     low_s, high_s = within or (0.0, LONGEST_S)
@@ -172,7 +172,7 @@ def evenly(at_s: Sequence[float], channels: Iterable[Sequence[float]], *, step_s
     return [np.interp(grid, at_s, channel) if len(at_s) else np.empty(0) for channel in channels]
 
 
-def composite(trace: Trace) -> Floats:
+def composite(trace: GpuTrace) -> Floats:
     """Return one trace of all channels in per cent, each with the sign that makes the whole deviate most.
 
     Power counts in per cent of its greatest value. What moves slower than the longest period is taken away.
