@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS_ACROSS = 3
+BATCH_SIZE = "batch size"  # an axis of it doubles from mark to mark
 
 
 def draw(result: Result, *, title: str) -> Figure:
@@ -87,7 +88,11 @@ def _panel(axis: Axes, result: Result, name: str, series: Sequence[str]) -> None
                 axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
     if chart.kind is ChartKind.BARS:
         axis.set_xticks(range(len(groups)), groups)
-    else:
+    elif chart.x == BATCH_SIZE:
+        axis.set_xscale("log", base=2)
+    if chart.y == BATCH_SIZE:
+        axis.set_yscale("log", base=2)
+    if chart.kind is not ChartKind.BARS:
         _number_axis(chart.x, axis.xaxis)
     _number_axis(chart.y, axis.yaxis)
     _lines(axis, [line for line in result.lines if line.panel == name])
@@ -126,8 +131,8 @@ def _walk(axis: Axes, rows: Sequence[Mapping[str, Cell]], chart: Chart) -> None:
     for number, (a, b) in enumerate(pairwise(line)):
         axis.plot((a[0], b[0]), (a[1], b[1]), color=COLOURS[1], alpha=0.25 + 0.75 * number / last, linewidth=1.6)
     axis.scatter(line[:, 0], line[:, 1], s=14, color=COLOURS[1], zorder=3)
-    axis.scatter(*line[0], s=42, facecolor=SURFACE, edgecolor=COLOURS[0], linewidth=1.6, zorder=4)
-    axis.scatter(*line[-1], s=48, color=COLOURS[0], zorder=4)
+    axis.scatter(line[0, 0], line[0, 1], s=42, facecolor=SURFACE, edgecolor=COLOURS[0], linewidth=1.6, zorder=4)
+    axis.scatter(line[-1, 0], line[-1, 1], s=48, color=COLOURS[0], zorder=4)
     axis.set_xticks(range(len(across)), [f"{value:g}" for value in across], rotation=45 if len(across) > 8 else 0)
     axis.set_yticks(range(len(down)), [f"{value:g}" for value in down])
 
@@ -136,8 +141,7 @@ def _number_axis(name: str, which: Axis) -> None:
     """Give an axis few marks, and those of seconds and joules a prefix: 20 k, not 20000. Batch sizes double."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    if name == "batch size":
-        which._set_axes_scale("log", base=2)
+    if name == BATCH_SIZE:
         which.set_major_formatter(lambda value, _at: f"{value:g}")
         return
     which.set_major_locator(MaxNLocator(nbins=5))

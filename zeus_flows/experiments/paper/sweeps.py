@@ -97,7 +97,7 @@ def potential(traces: Sequence[Trace]) -> Result:
 def pareto(traces: Sequence[Trace]) -> Result:
     """Figures 2 and 16: energy over time of every configuration, the front, and b0 at full power."""
     rows: list[tuple[str, str, int, float, float, float, float]] = []
-    dearer, lines = [], []
+    dearer, lines = [], list[Line]()
     for trace in traces:
         known = configurations(trace)
         best = front(known)
@@ -148,7 +148,7 @@ def _librispeech(known: Sequence[Configuration]) -> Iterator[Claim]:
 def eta_sweep(traces: Sequence[Trace]) -> Result:
     """Figure 11: where the least cost lies as eta goes from 0 to 1, and the line of that cost for each eta."""
     rows: list[tuple[str, float, int, float, float, float, str]] = []
-    lines, below = [], 0
+    lines, below = list[Line](), 0
     for trace in traces:
         known = configurations(trace)
         best = front(known)
