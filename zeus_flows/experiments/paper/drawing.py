@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zeus_flows.experiments.paper.result import Cell, Chart, ChartKind, Line, Result
+from zeus_flows.experiments.paper.result import Cell, Chart, ChartKind, GuideLine, Result
 from zeus_flows.reporting.figures import COLOURS, GRID, INK, MUTED, SURFACE
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _panel(axis: Axes, result: Result, name: str, series: Sequence[str]) -> None
         axis.axhline(chart.level, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)))
 
 
-def _lines(axis: Axes, lines: Sequence[Line]) -> None:
+def _lines(axis: Axes, lines: Sequence[GuideLine]) -> None:
     """Draw dotted lines without letting them stretch the axes; a label that several share is written once."""
     limits = axis.get_xlim(), axis.get_ylim()
     for line in lines:

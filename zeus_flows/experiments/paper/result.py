@@ -46,7 +46,7 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class GuideLine:
     """A straight dotted line through two points, in one panel."""
 
     label: str
@@ -74,7 +74,7 @@ class Result:
     rows: tuple[tuple[Cell, ...], ...]
     chart: Chart
     claims: tuple[Claim, ...]
-    lines: tuple[Line, ...] = ()
+    lines: tuple[GuideLine, ...] = ()
 
     def column(self, name: str) -> list[Cell]:
         """Return a column's cells."""

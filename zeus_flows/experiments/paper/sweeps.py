@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from zeus_flows.core.power import best_limit
-from zeus_flows.experiments.paper.result import Chart, ChartKind, Claim, Line, Result, range_claim
+from zeus_flows.experiments.paper.result import Chart, ChartKind, Claim, GuideLine, Result, range_claim
 from zeus_flows.experiments.replay.replaying import replay_job
 from zeus_flows.experiments.replay.traces import Trace
 
@@ -97,7 +97,7 @@ def potential(traces: Sequence[Trace]) -> Result:
 def pareto(traces: Sequence[Trace]) -> Result:
     """Figures 2 and 16: energy over time of every configuration, the front, and b0 at full power."""
     rows: list[tuple[str, str, int, float, float, float, float]] = []
-    dearer, lines = [], list[Line]()
+    dearer, lines = [], list[GuideLine]()
     for trace in traces:
         known = configurations(trace)
         best = front(known)
@@ -126,11 +126,11 @@ def pareto(traces: Sequence[Trace]) -> Result:
     return Result(columns, tuple(rows), chart, tuple(claims), tuple(lines))
 
 
-def _power_boundaries(panel: str, known: Sequence[Configuration]) -> Iterator[Line]:
+def _power_boundaries(panel: str, known: Sequence[Configuration]) -> Iterator[GuideLine]:
     """Yield the two lines of constant average power that hold every configuration (section 2.3)."""
     longest_s = max(c.time_s for c in known)
     for watts in (min(c.energy_j / c.time_s for c in known), max(c.energy_j / c.time_s for c in known)):
-        yield Line(f"{watts:.0f} W", panel, (0.0, 0.0), (longest_s, watts * longest_s))
+        yield GuideLine(f"{watts:.0f} W", panel, (0.0, 0.0), (longest_s, watts * longest_s))
 
 
 def _librispeech(known: Sequence[Configuration]) -> Iterator[Claim]:
@@ -148,7 +148,7 @@ def _librispeech(known: Sequence[Configuration]) -> Iterator[Claim]:
 def eta_sweep(traces: Sequence[Trace]) -> Result:
     """Figure 11: where the least cost lies as eta goes from 0 to 1, and the line of that cost for each eta."""
     rows: list[tuple[str, float, int, float, float, float, str]] = []
-    lines, below = list[Line](), 0
+    lines, below = list[GuideLine](), 0
     for trace in traces:
         known = configurations(trace)
         best = front(known)
@@ -174,17 +174,17 @@ def eta_sweep(traces: Sequence[Trace]) -> Result:
     return Result(columns, tuple(rows), chart, claims, tuple(lines))
 
 
-def _iso_cost(panel: str, known: Sequence[Configuration], at: Configuration, *, per_second_j: float) -> Line:
+def _iso_cost(panel: str, known: Sequence[Configuration], at: Configuration, *, per_second_j: float) -> GuideLine:
     """Return the line along which eq. 2 has the cost of `at`, where a second is worth so many joules."""
     first_s, last_s = min(c.time_s for c in known), max(c.time_s for c in known)
     ends = [(t, at.energy_j + per_second_j * (at.time_s - t)) for t in (first_s, last_s)]
-    return Line("constant cost", panel, ends[0], ends[1])
+    return GuideLine("constant cost", panel, ends[0], ends[1])
 
 
-def _height(line: Line, x: float) -> float:
+def _height(line: GuideLine, x: float) -> float:
     """Return a line's y at an x.
 
-    >>> _height(Line("", "", (0.0, 1.0), (2.0, 5.0)), 1.0)
+    >>> _height(GuideLine("", "", (0.0, 1.0), (2.0, 5.0)), 1.0)
     3.0
     """
     (x0, y0), (x1, y1) = line.begin, line.end
