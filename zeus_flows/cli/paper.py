@@ -95,7 +95,7 @@ def _document(number: str, title: str, result: Result) -> dict[str, object]:
 def _track(result: Result, tracking_uri: str, number: str, title: str, settings: dict[str, str]) -> None:
     import tempfile
 
-    from zeus_flows.experiments.paper.tracking import log_figure
+    from zeus_flows.experiments.paper.logged import log_figure
     from zeus_flows.ledger.mlflow.client import Store
     from zeus_flows.reporting.links import run_url
     from zeus_flows.settings import quiet_libraries

@@ -74,7 +74,7 @@ FIGURES: Mapping[str, PaperFigure] = MappingProxyType(
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "3": "a drawing of the system",
-        "9": "its trace of recurring groups is not among the published files",
+        "9": "its trace of recurring groups is not public; docs/cluster.md simulates it for those who have it",
         "10": "BERT on Capriccio with measured energy needs a GPU; docs/drift.md has the experiment on small models",
         "23": "figure 6 on another GPU: --gpu p100",
         "6.6": "Pollux and four A40 were measured; no trace of either is public",

@@ -204,6 +204,21 @@ class Store:
                 raise
             return None
 
+    def experiment_id(self, name: str) -> str:
+        """Return the id of an experiment; made if need be.
+
+        Of a SQLite database its artifacts lie beside that, not in whatever directory this process is in.
+        """
+        if (found := self.experiment(name)) is None:
+            uri, place = str(self.client.tracking_uri), None
+            if uri.startswith("sqlite:///"):
+                place = (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlruns" / name).as_uri()
+            if (made := self.create_experiment(name, artifacts=place)) is not None:
+                return made
+            found = self.experiment(name)
+            assert found is not None
+        return str(found.experiment_id)
+
     def name_root(self, name: str, run_id: str, *, note: str = "") -> tuple[str, str]:
         """Create an experiment that names a run, unless there is one; return its id and the run that it names.
 

@@ -22,6 +22,7 @@ class RunKind(StrEnum):
     EXPERIMENT = "experiment"
     SLICE = "slice"
     FIGURE = "figure"
+    SIMULATION = "simulation"
 
 
 # Runs of several kinds.
@@ -292,6 +293,20 @@ def regret_expected(contender: str) -> str:
 def noticed(factor: str) -> str:
     """Return the metric of how often a planted change was noticed."""
     return f"zf.noticed/times_{factor}"
+
+
+# A cluster simulation.
+ARRIVALS: Final = "zf.arrivals"
+JOBS: Final = "zf.jobs"
+TRAINING: Final = "zf.training"
+SEEDS: Final = "zf.seeds"
+ETA: Final = "zf.eta"
+BETA: Final = "zf.beta"
+
+
+def over_default(of: str, workload: str, policy: str) -> str:
+    """Return the metric of a policy's energy, time or cost on a workload, over the default's."""
+    return f"zf.over_default/{of}/{workload}/{policy}"
 
 
 def _number(zeroth: str, name: str) -> int | None:
