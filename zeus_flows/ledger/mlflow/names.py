@@ -21,6 +21,7 @@ class RunKind(StrEnum):
     PAGE = "page"
     EXPERIMENT = "experiment"
     SLICE = "slice"
+    FIGURE = "figure"
     SIMULATION = "simulation"
 
 
@@ -313,3 +314,8 @@ def _number(zeroth: str, name: str) -> int | None:
     stem = zeroth.removesuffix("0")
     digits = name.removeprefix(stem)
     return int(digits) if name.startswith(stem) and digits.isdecimal() else None
+
+
+# A figure of the paper.
+CLAIMS_MET: Final = "zf.claims_met"
+CLAIMS_MISSED: Final = "zf.claims_missed"
