@@ -8,7 +8,7 @@ from clock_traces import AIMLESS, SENSORS, Sensor, aimless, periodic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeus_flows.core.period import Aperiodic, Period, GpuTrace, changed, detect_period, evenly, stretched
+from zeus_flows.core.period import Aperiodic, GpuTrace, Period, changed, detect_period, evenly, stretched
 from zeus_flows.errors import MeasurementError
 
 
