@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Final, TypeVar
 
 from mlflow import MlflowClient
