@@ -53,7 +53,7 @@ def what_if_command(
     quiet_libraries()
     from zeus_flows.cli.upkeep import LedgerOf
     from zeus_flows.experiments.cluster.what_if import own_history, variants, what_if
-    from zeus_flows.ledger.mlflow.client import may_exist
+    from zeus_flows.ledger.mlflow.address import may_exist
     from zeus_flows.masking import without_secrets
     from zeus_flows.reporting.console import reading_bar
 
