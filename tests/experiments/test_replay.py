@@ -16,9 +16,9 @@ from zeus_flows.core.policy import POLICIES
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.comparison import compare, dearest, default_run, find_traces
-from zeus_flows.experiments.replay.replaying import replay, replay_job
+from zeus_flows.experiments.replay.replaying import replay, replay_job, replay_many
 from zeus_flows.experiments.replay.shifts import SHIFTS, VARIANTS, Shift, across, shifted
-from zeus_flows.experiments.replay.traces import Trace, read_trace
+from zeus_flows.experiments.replay.traces import Trace, jobs_in, read_trace
 from zeus_flows.experiments.replay.workloads import JOBS, MODELS, model_trace
 from zeus_flows.recurrence.loop import Recurrence
 
@@ -44,6 +44,16 @@ def test_every_policy_replays_and_the_same_seed_gives_the_same_replay(name: str,
     assert once == again
     assert all(once.converged)
     assert len(once.costs_j) == 15
+
+
+@EVERY_FOLDER
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_many_seeds_at_once_are_what_each_is_alone(name: str, folder: Path) -> None:
+    workload = next(iter(jobs_in(folder, JOBS)))
+    (trace,) = find_traces(folder=folder, gpu="v100", workloads=[workload])
+    job, seeds = replay_job(trace, name, eta=0.7), (0, 3, 17)
+    alone = [replay(trace, job, recurrences=25, seed=seed) for seed in seeds]
+    assert replay_many(trace, job, recurrences=25, seeds=seeds) == alone
 
 
 @pytest.mark.parametrize("name", ["thompson", "lookahead", "zeus", "zeus-paper"])

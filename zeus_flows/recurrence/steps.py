@@ -225,6 +225,9 @@ def asking(
 ) -> Ask:
     """Return what is asked before the attempt of a recurrence that follows its `earlier` ones."""
     attempt = len(earlier) + 1
+    ran_out = (
+        sum(1 for _ in takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier))) if earlier else 0
+    )
     return Ask(
         recurrence=recurrence,
         attempt=attempt,
@@ -235,7 +238,7 @@ def asking(
         power_limits_w=trainer.power_limits_w,
         out_of_memory=tuple([o.micro for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
         under_way=tuple([r for r in history.under_way if r != recurrence]),
-        ran_out=len(list(takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier)))),
+        ran_out=ran_out,
         seconds_left=seconds_left,
     )
 

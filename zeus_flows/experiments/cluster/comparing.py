@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ BASELINE = "default"
 ALL = "all"  # the workloads together
 PIECES = 100  # that the work is shared out in, at most
 RESAMPLES = 2_000
+MEASURES = ("jobs", "attempts", "energy_j", "time_s", "cost_j", "missed", "overlapping")  # of a `GroupOutcome`
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -165,56 +166,71 @@ def _mean(group: Group, policy: str, of_seeds: Sequence[GroupSums]) -> GroupOutc
 
 def tabulated(outcomes: Sequence[GroupOutcome], policies: Sequence[str]) -> list[ClusterRow]:
     """Return the rows that outcomes come to. Intervals resample the groups of each workload."""
-    workloads = list(dict.fromkeys(o.workload for o in outcomes))
-    table = {(w, p): [o for o in outcomes if (o.workload, o.policy) == (w, p)] for w in workloads for p in policies}
-    table |= {(w, BASELINE): [o for o in outcomes if (o.workload, o.policy) == (w, BASELINE)] for w in workloads}
-    weights = {w: _weights(len(table[w, BASELINE])) for w in workloads}
-    rows = [_row(w, p, [w], table, weights) for w in workloads for p in policies]
+    names = tuple(dict.fromkeys((BASELINE, *policies)))
+    workloads = [Summed.of(w, [o for o in outcomes if o.workload == w], names) for w in _workloads(outcomes)]
+    rows = [_row(w, policy) for w in workloads for policy in policies]
     if len(workloads) > 1:
-        rows += [_row(ALL, p, workloads, table, weights) for p in policies]
+        together = workloads[0].added(ALL, workloads[1:])
+        rows += [_row(together, policy) for policy in policies]
     return rows
 
 
-def _weights(groups: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Return how often each group is drawn in each resample."""
-    return np.random.default_rng(0).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+def _workloads(outcomes: Sequence[GroupOutcome]) -> list[str]:
+    return list(dict.fromkeys(o.workload for o in outcomes))
 
 
-def _row(
-    name: str,
-    policy: str,
-    workloads: Sequence[str],
-    table: Mapping[tuple[str, str], Sequence[GroupOutcome]],
-    weights: Mapping[str, np.ndarray[tuple[int, int], np.dtype[np.int64]]],
-) -> ClusterRow:
-    ours = [o for w in workloads for o in table[w, policy]]
-    jobs = sum(o.jobs for o in ours)
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Sums over the groups of a workload, or of all: of each policy and measure, and in each resample of groups."""
 
-    def over_default(of: Callable[[GroupOutcome], float]) -> Share:
-        sums = {p: sum(of(o) for w in workloads for o in table[w, p]) for p in (policy, BASELINE)}
-        share = Share(sums[policy] / sums[BASELINE])
-        if len(ours) == 1:
-            return share
-        resampled = {
-            p: np.sum([weights[w] @ np.array([of(o) for o in table[w, p]]) for w in workloads], axis=0)
-            for p in (policy, BASELINE)
+    name: str
+    groups: int
+    sums: Mapping[tuple[str, str], float]
+    resampled: Mapping[tuple[str, str], np.ndarray[tuple[int], np.dtype[np.float64]]]
+
+    @classmethod
+    def of(cls, name: str, outcomes: Sequence[GroupOutcome], policies: Sequence[str]) -> Summed:
+        """Add up the groups of one workload."""
+        by_policy = {p: [o for o in outcomes if o.policy == p] for p in policies}
+        values = {
+            (p, of): np.array([float(getattr(o, of)) for o in each]) for p, each in by_policy.items() for of in MEASURES
         }
-        low, high = np.percentile(resampled[policy] / resampled[BASELINE], [2.5, 97.5])
-        return replace(share, low=float(low), high=float(high))
+        groups = len(by_policy[policies[0]])
+        drawn = np.random.default_rng(0).multinomial(groups, np.full(groups, 1 / groups), size=RESAMPLES)
+        sums = {key: float(each.sum()) for key, each in values.items()}
+        return cls(name, groups, sums, {key: drawn @ each for key, each in values.items()})
 
+    def added(self, name: str, others: Sequence[Summed]) -> Summed:
+        """Return the sums of several workloads together."""
+        every = (self, *others)
+        sums = {key: sum(each.sums[key] for each in every) for key in self.sums}
+        resampled = {key: np.sum([each.resampled[key] for each in every], axis=0) for key in self.resampled}
+        return Summed(name, sum(each.groups for each in every), sums, resampled)
+
+    def share(self, policy: str, of: str) -> Share:
+        """Return what a policy takes over the default."""
+        value = self.sums[policy, of] / self.sums[BASELINE, of]
+        if self.groups == 1:
+            return Share(value)
+        low, high = np.percentile(self.resampled[policy, of] / self.resampled[BASELINE, of], [2.5, 97.5])
+        return Share(value, float(low), float(high))
+
+
+def _row(summed: Summed, policy: str) -> ClusterRow:
+    sums = {of: summed.sums[policy, of] for of in MEASURES}
     return ClusterRow(
-        workload=name,
+        workload=summed.name,
         policy=policy,
-        groups=len(ours),
-        jobs=jobs,
-        energy_j=sum(o.energy_j for o in ours),
-        time_s=sum(o.time_s for o in ours),
-        energy=over_default(lambda o: o.energy_j),
-        time=over_default(lambda o: o.time_s),
-        cost=over_default(lambda o: o.cost_j),
-        attempts_per_job=sum(o.attempts for o in ours) / jobs,
-        missed_percent=100 * sum(o.missed for o in ours) / jobs,
-        overlapping_percent=100 * sum(o.overlapping for o in ours) / jobs,
+        groups=summed.groups,
+        jobs=round(sums["jobs"]),
+        energy_j=sums["energy_j"],
+        time_s=sums["time_s"],
+        energy=summed.share(policy, "energy_j"),
+        time=summed.share(policy, "time_s"),
+        cost=summed.share(policy, "cost_j"),
+        attempts_per_job=sums["attempts"] / sums["jobs"],
+        missed_percent=100 * sums["missed"] / sums["jobs"],
+        overlapping_percent=100 * sums["overlapping"] / sums["jobs"],
     )
 
 

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from zeus_flows.core import policy
-from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import InFlight, Observation
 from zeus_flows.experiments.cluster.ordered_fold import OrderedFold
-from zeus_flows.experiments.replay.replaying import TraceTrainer
+from zeus_flows.experiments.replay.replaying import AS_PUBLISHED, TraceTrainer, unheard
 from zeus_flows.experiments.replay.traces import Trace
 from zeus_flows.ledger.protocol import History
 from zeus_flows.recurrence.loop import another_follows
@@ -142,7 +141,7 @@ class GroupSimulation:
             self.job, state, asking(self.job, history, running.number, running.earlier, self.trainer)
         )
         profile = state.profile(decision.batch_size, self.trainer.gpu, decision.micro)
-        running.bringing = self.trainer.train(self.job, decision, profile, _nobody)
+        running.bringing = self.trainer.train(self.job, decision, profile, unheard)
         self.in_flight[running.number] = InFlight(
             decision.recurrence, decision.attempt, decision.batch_size, decision.explores
         )
@@ -162,7 +161,7 @@ def simulate(trace: Trace, job: Job, submissions: Iterable[Submission], *, seed:
         seed: Seeds the policy and the draws of training runs.
     """
     job = replace(job, seed=seed)
-    free = job.policy == "zeus-paper"  # as the published simulator has it; see `TraceTrainer`
+    free = job.policy in AS_PUBLISHED  # as the published simulator has it; see `TraceTrainer`
     trainer = TraceTrainer(trace, job, np.random.default_rng(seed), free_refusals=free)
     group = GroupSimulation(job, trainer, GroupSums(), OrderedFold(job))
     for submission in submissions:
@@ -170,7 +169,3 @@ def simulate(trace: Trace, job: Job, submissions: Iterable[Submission], *, seed:
     while group.queue:
         group.end_next()
     return group.sums
-
-
-def _nobody(epoch: EpochReport) -> None:
-    """Nobody wants to hear of epochs."""

@@ -11,7 +11,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING
 from zeus_flows.core.power import run_at
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.replay.replaying import Replay, replay, replay_job
+from zeus_flows.experiments.replay.replaying import Replay, replay_job, replay_many
 from zeus_flows.experiments.replay.traces import Trace, jobs_in, read_trace
 from zeus_flows.experiments.replay.workloads import JOBS, model_trace
 
@@ -143,9 +143,7 @@ def compare(
 
 def replayed(contest: Contest) -> Row:
     """Replay a contest with each of its seeds, from 0; the same wherever that is done."""
-    replays = [
-        replay(contest.trace, contest.job, recurrences=contest.recurrences, seed=seed) for seed in range(contest.seeds)
-    ]
+    replays = replay_many(contest.trace, contest.job, recurrences=contest.recurrences, seeds=range(contest.seeds))
     return row(contest.trace, contest.job, replays)
 
 

@@ -6,13 +6,14 @@ its first epoch; an attempt that its cut stops is retried, up to a bound (the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.cost import price
+from zeus_flows.core.cost import observed_cost, price
 from zeus_flows.core.early_stop import PlannedCut, epochs_allowed
 from zeus_flows.core.job import Job
 from zeus_flows.core.learning_curve import Curve, seen_by
@@ -22,8 +23,9 @@ from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, Parts, Po
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.experiments.replay.traces import Trace
 from zeus_flows.ledger.memory import MemoryLedger
-from zeus_flows.recurrence.loop import Recurrence, run_recurrence
-from zeus_flows.recurrence.steps import LocalSteps
+from zeus_flows.ledger.protocol import History
+from zeus_flows.recurrence.loop import Recurrence, another_follows, run_recurrence
+from zeus_flows.recurrence.steps import LocalSteps, asking
 
 PUBLISHED_ATTEMPTS = 20
 AS_PUBLISHED = ("zeus-paper", "zeus-paper-unpruned")
@@ -38,6 +40,10 @@ class Epoch:
     energy_j: float
 
 
+#: Of each batch size: its best limit, an epoch at it and its cost, and an epoch that profiles all limits.
+LookedUp = dict[int, tuple[LimitMeasurement, Epoch, float, Epoch]]
+
+
 class TraceTrainer:
     """A trainer that looks training up in a trace.
 
@@ -50,6 +56,7 @@ class TraceTrainer:
         offline: Each power limit is measured by a whole run of its own instead of a few seconds of the first epoch:
             what just-in-time profiling is compared with (section 6.7).
         shifts: Traces that take over from a recurrence on, for drift.
+        looked_up: What other trainers of this trace and objective have looked up, to be shared.
     """
 
     energy_source = EnergySource.SIMULATED
@@ -63,13 +70,14 @@ class TraceTrainer:
         free_refusals: bool = False,
         offline: bool = False,
         shifts: Mapping[int, Trace] | None = None,
+        looked_up: LookedUp | None = None,
     ) -> None:
         self.gpu: Gpu = trace.gpu
         self.power_limits_w = trace.power_limits_w
         self._trace, self._job, self._rng = trace, job, rng
         self._free_refusals, self._offline = free_refusals, offline
         self._shifts = dict(shifts or {})
-        self._best: dict[int, tuple[LimitMeasurement, Epoch, float, Epoch]] = {}
+        self._best: LookedUp = {} if looked_up is None else looked_up
 
     def train(
         self,
@@ -139,7 +147,7 @@ class TraceTrainer:
             control=decision.control,
             limit_before_w=trace.gpu.max_power_w / trace.gpu.count,
             parts=_parts(beside, trace.profiles[b], at, epochs) if beside else None,
-            curve=tuple(point for point in curve if point[0] <= epochs),
+            curve=tuple([point for point in curve if point[0] <= epochs]),
         )
 
     def _look_up(self, batch_size: int) -> tuple[LimitMeasurement, Epoch, float, Epoch]:
@@ -248,24 +256,66 @@ def replay(
         recurrence = run_recurrence(job, steps)
         if watch is not None:
             watch(recurrence)
-        done.append(recurrence)
-    last = [r.attempts[-1][1] for r in done]
-    eta, max_power_w = job.objective_eta, trace.gpu.max_power_w
+        done.append(tuple([observation for _, observation in recurrence.attempts]))
+    return _told(trace, job, done, trace.best_cost_j(job))
+
+
+def replay_many(trace: Trace, job: Job, *, recurrences: int, seeds: Iterable[int]) -> list[Replay]:
+    """Replay a job on a trace with many seeds: what `replay` returns for each of them, sooner.
+
+    The same engine decides, the same trainer trains and the same rule ends a recurrence. Only the ledger is left out,
+    as nobody else writes to it, and what does not depend on the seed is looked up once for all.
+
+    Args:
+        trace: What training does.
+        job: What is decided, and by which policy; see `replay_job`.
+        recurrences: How many.
+        seeds: Of the replays.
+    """
+    best_cost_j, free = trace.best_cost_j(job), job.policy in AS_PUBLISHED
+    looked_up: LookedUp = {}
+    replays = []
+    for seed in seeds:
+        seeded, rng = replace(job, seed=seed), np.random.default_rng(seed)
+        trainer = TraceTrainer(trace, seeded, rng, free_refusals=free, looked_up=looked_up)
+        state, done = policy.initial(seeded, account=False), []
+        for number in range(1, recurrences + 1):
+            observations: tuple[Observation, ...] = ()
+            while not observations or another_follows(seeded, observations):
+                history = History(state, under_way=(number,))
+                decision = policy.decide(seeded, state, asking(seeded, history, number, observations, trainer))
+                profile = state.profile(decision.batch_size, trainer.gpu, decision.micro)
+                observation = trainer.train(seeded, decision, profile, unheard)
+                state = policy.advance(seeded, state, observation)
+                observations = (*observations, observation)
+            done.append(observations)
+        replays.append(_told(trace, seeded, done, best_cost_j))
+    return replays
+
+
+def unheard(epoch: EpochReport) -> None:
+    """Take an epoch that nobody wants to hear of."""
+
+
+def _told(trace: Trace, job: Job, done: Sequence[tuple[Observation, ...]], best_cost_j: float) -> Replay:
+    """Return what recurrences, each with its attempts, come to."""
+    last = [attempts[-1] for attempts in done]
+    rates = price(job, trace.gpu.max_power_w)
     return Replay(
         workload=trace.workload,
         gpu=trace.gpu.model,
         policy=job.policy,
-        seed=seed,
-        costs_j=tuple(r.cost_j(job) for r in done),
-        energies_j=tuple(r.energy_j for r in done),
-        times_s=tuple(r.time_s for r in done),
+        seed=job.seed,
+        costs_j=tuple(sum(observed_cost(job, o) for o in attempts) for attempts in done),
+        energies_j=tuple(sum(o.energy_j for o in attempts) for attempts in done),
+        times_s=tuple(sum(o.time_s for o in attempts) for attempts in done),
         batch_sizes=tuple(o.batch_size for o in last),
         last_energies_j=tuple(o.energy_j for o in last),
         last_times_s=tuple(o.time_s for o in last),
-        last_costs_j=tuple(eta * o.energy_j + (1 - eta) * max_power_w * o.time_s for o in last),
-        attempts=tuple(len(r.attempts) for r in done),
+        last_costs_j=tuple(rates.of(o.energy_j, o.time_s) for o in last),
+        attempts=tuple(len(attempts) for attempts in done),
         converged=tuple(o.converged for o in last),
-        best_cost_j=trace.best_cost_j(job),
+        best_cost_j=best_cost_j,
     )
 
 
