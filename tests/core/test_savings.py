@@ -379,11 +379,12 @@ def test_the_default_batch_size_is_a_choice_where_no_limit_can_be_set() -> None:
 def test_the_series_has_the_figures_of_the_table() -> None:
     found = saved(HISTORY)
     figures = of_savings(found)
-    assert figures["zf.saved/energy_j"] == compared(found).total.amount.energy_j
-    assert figures["zf.saved/cost_j"] == compared(found).total.amount.cost_j
-    assert figures["zf.saved/time_s"] == compared(found).total.amount.time_s
+    total = compared(found).total.amount
+    assert figures["zf.saved/energy_j"] == pytest.approx(total.energy_j, rel=1e-4)
+    assert figures["zf.saved/cost_j"] == pytest.approx(total.cost_j, rel=1e-4)
+    assert figures["zf.saved/time_s"] == pytest.approx(total.time_s, rel=1e-4)
     parts = sum(figures[f"zf.saved/by_{name}_j"] for name in ("power_limit", "batch_size", "learning", "luck"))
-    assert parts == pytest.approx(figures["zf.saved/cost_j"])
+    assert parts == pytest.approx(figures["zf.saved/cost_j"], rel=1e-4)
     assert of_savings(saved([])) == {"zf.saved/lost_recurrences": 0.0, "zf.saved/skipped_recurrences": 0.0}
 
 

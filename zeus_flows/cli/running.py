@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -22,7 +23,7 @@ from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
 from zeus_flows.masking import without_secrets
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
-from zeus_flows.reporting.links import series_url, ui_command
+from zeus_flows.reporting.links import ui_command, view_url
 from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
 from zeus_flows.training.evaluation import load_evaluation
 from zeus_flows.training.gate import load_gate
@@ -69,14 +70,14 @@ def run(request: Request) -> int:
             done.append(_run_flow(request))
             view.recurrence(done[-1])
         job = in_force(_in_fleet(request, job), done[-1].number)
-        saved, experiment_id = _saved(job_file, job, uri, source)
+        saved, url = _saved(job_file, job, uri, source)
     if request.as_json:
         told = None if saved is None else savings.document(saved)
         recurrences = _told(job, [_recurrence(job, recurrence) for recurrence in done])
         click.echo(
             json.dumps(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told}, indent=2)
         )
-    elif experiment_id is None:
+    elif url is None:
         view.say(
             "MLflow does not answer: what these recurrences brought is kept and will be delivered by the next one."
         )
@@ -84,7 +85,7 @@ def run(request: Request) -> int:
         view.summary(saved)
         if job_file.model is not None:
             view.say(_champion(job_file, uri))
-        view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
+        view.where_to_look(url, ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
 
@@ -101,10 +102,16 @@ def _warm_up(uri: str) -> None:
 
 
 def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
-    """Return what was saved so far and the job's experiment; None and None where MLflow does not answer."""
+    """Return what was saved so far and where to look at it; None and None where MLflow does not answer.
+
+    The job's description is brought up to date, for whoever looks.
+    """
     ledger = _ledger(job_file, job, uri, source)
     try:
-        return policy.saved(job, ledger.state()), ledger.experiment_id
+        saved, experiment_id = policy.saved(job, ledger.state()), ledger.experiment_id
+        with suppress(StoreError):
+            ledger.page.describe(ledger.last_recurrence(looked=True), saved)
+        return saved, view_url(uri, experiment_id, ledger.page.installed())
     except StoreUnavailable:
         return None, None
 

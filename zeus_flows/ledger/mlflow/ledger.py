@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from mlflow.entities import Run
@@ -37,8 +38,9 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
+from zeus_flows.core.savings import Savings
 from zeus_flows.core.text import setting_text
-from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
+from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead, StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
 from zeus_flows.ledger.mlflow import charts, names, pages
@@ -48,6 +50,7 @@ from zeus_flows.ledger.mlflow.claims import Claims, open_claims
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
 from zeus_flows.ledger.mlflow.history import HistoryReader, Reading
+from zeus_flows.ledger.mlflow.job_page import JobPage
 from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, Whereabouts, snapshot_of
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
@@ -77,6 +80,7 @@ class MlflowLedger:
     Attributes:
         store: The same.
         layout: The ledger's root, pages and chain of drift windows.
+        page: The job's saved views and description, for people.
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class MlflowLedger:
         self._windows = Windows(job, store, self.layout, self._attempts)
         self._gates = GateRuns(store, self.layout, self._attempts, self._windows)
         self._reader = HistoryReader(job, self.layout, self._attempts, self._windows)
+        self.page = JobPage(job, self.layout, energy_source, store.workspace)
+        self._told = _Told(job)
 
     @property
     def key(self) -> str:
@@ -225,7 +231,10 @@ class MlflowLedger:
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
         reached("after-observation")
         self._attempts.close(attempt_id, codec.load_observation(text))
-        shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
+        values = dict(charts.of_attempt(self._job, observation))
+        if self._means_something and (after := self._reader.after(observation)) is not None:
+            values |= charts.of_saving(self._job, observation, self._told.saved(after))
+        shown = charts.metrics(values, step=observation.recurrence, at_s=at_s)
         tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
         tags[MLFLOW_RUN_NAME] = run_name(observation, observation.power_limit_w)
         if observation.foreign_limit_w is not None:
@@ -247,11 +256,13 @@ class MlflowLedger:
             values = dict(charts.of_recurrence(self._job, observations))
             learnt = self._reader.learnt(recurrence, observations)
             tags = {} if learnt is None else self._belief_tags(learnt.after)
-            means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
-            if learnt is not None and learnt.whole and means_something:
-                values |= charts.of_savings(policy.saved(self._job, learnt.after))
+            saved = None
+            if learnt is not None and learnt.whole and self._means_something:
+                saved = self._told.saved(learnt.after)
+                values |= charts.of_savings(saved)
             shown, window_id = charts.metrics(values, step=recurrence, at_s=at_s), self._windows.run_of(recurrence)
-            self.store.log(window_id, metrics=shown, tags=tags | self._reader.due(window_id))
+            is_time, snapshot_tags = self._reader.is_halfway(recurrence), self._reader.due(window_id)
+            self.store.log(window_id, metrics=shown, tags=tags | snapshot_tags)
             self._reader.keep_pages()
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:
@@ -259,6 +270,9 @@ class MlflowLedger:
             reached("after-boundary")
         self.close(recurrence, how)
         reached("after-end")
+        if observations and (is_time or (learnt is not None and learnt.boundary is not None)):
+            with suppress(StoreError):  # for people only; the next ones will write it
+                self.page.describe(recurrence, saved)
 
     def close(self, recurrence: int, how: str = pages.ENDED) -> None:
         """Say that nothing will be added to a recurrence."""
@@ -388,6 +402,11 @@ class MlflowLedger:
             tags=snapshot_of(window),
         )
 
+    @property
+    def _means_something(self) -> bool:
+        """Whether there is a cost to compare: not without a sensor, where the job does not count in seconds."""
+        return self._job.in_seconds or self._energy_source is not EnergySource.NONE
+
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _name(self, record: Decision | Observation) -> str:
@@ -415,6 +434,21 @@ class MlflowLedger:
             names.BELIEFS: codec.dump_arms(arms),
             names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
         }
+
+
+class _Told:
+    """What was saved by a state, computed once: an attempt's run and its recurrence's point both show it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last: tuple[tuple[int, tuple[int, int]], Savings] | None = None
+
+    def saved(self, state: policy.State) -> Savings:
+        """Return what was saved; the same fold ends with the same observation and has as many."""
+        key = (state.observations, state.order)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, policy.saved(self._job, state))
+        return self._last[1]
 
 
 def run_name(record: Decision | Observation, setting: float | None) -> str:

@@ -65,6 +65,8 @@ TIME_TO_ACCURACY_S: Final = "zf.time_to_accuracy_s"
 HOST_ENERGY_J: Final = "zf.host_energy_j"
 COST_J: Final = "zf.cost_j"
 COST_S: Final = "zf.cost_s"
+SAVED_J: Final = "zf.saved_j"
+SAVED_S: Final = "zf.saved_s"
 EPOCHS: Final = "zf.epochs"
 CONVERGED: Final = "zf.converged"
 EPOCH_METRIC: Final = "zf.epoch/metric"
@@ -112,6 +114,7 @@ def part(part: str, unit: str) -> str:
 # An experiment.
 LEDGER: Final = "zf.ledger"
 JOB: Final = "zf.job"
+VIEWS: Final = "zf.views"
 
 # A drift window. The first one is the ledger's root.
 ROOT: Final = "zf.root"
