@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from zeus_flows.ledger.mlflow.views import View
+from zeus_flows.ledger.mlflow.views import SavedView
 from zeus_flows.masking import without_secrets
 from zeus_flows.settings import workspace
 
@@ -36,7 +36,7 @@ def experiment_url(tracking_uri: str, experiment_id: str) -> str:
     return f"{base}/#/experiments/{experiment_id}"
 
 
-def view_url(tracking_uri: str, experiment_id: str, views: Sequence[View]) -> str:
+def view_url(tracking_uri: str, experiment_id: str, views: Sequence[SavedView]) -> str:
     """Return the address of the first of the views that are installed; of the runs where none is.
 
     MLflow leads elsewhere, and does not say so, where an address names a view that is not there.

@@ -15,7 +15,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.records import EnergySource
 from zeus_flows.core.savings import Savings
 from zeus_flows.core.text import joules, one_line, seconds, setting_text
-from zeus_flows.ledger.mlflow.views import View
+from zeus_flows.ledger.mlflow.views import SavedView
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class JobFacts:
     comparable: Mapping[str, str]
 
 
-def job_note(facts: JobFacts, links: Mapping[str, str], views: Sequence[View]) -> str:
+def job_note(facts: JobFacts, links: Mapping[str, str], views: Sequence[SavedView]) -> str:
     """Return the description in Markdown, signed.
 
     Args:
@@ -50,7 +50,7 @@ def job_note(facts: JobFacts, links: Mapping[str, str], views: Sequence[View]) -
         views: In the order in which they are listed.
     """
     jump = " · ".join(f"[{view.name}]({links[view.id]})" for view in views)
-    first = ". ".join(filter(None, (_saves(facts), f"{_runs_now(facts)}. See: {jump}")))
+    first = " ".join(filter(None, (_saves(facts), _runs_now(facts), jump)))
     rows = [f"| [{view.name}]({links[view.id]}) | {view.about} |" for view in views]
     lines = [
         first,
@@ -88,14 +88,12 @@ def _what(facts: JobFacts) -> str:
     name = one_line(job.name, most=64)
     until = f" until {one_line(target, most=100)}" if target else " to its target"
     what = {
-        Mode.OFF: "zeus_flows changes nothing (mode `off`)",
-        Mode.OBSERVE: "zeus_flows changes nothing, and measures what could be saved (mode `observe`)",
-        Mode.POWER: f"zeus_flows chooses the power limit; the batch size stays {job.default_batch_size} (mode `power`)",
-        Mode.FULL: f"zeus_flows chooses the batch size, of {_sizes(job)}, and the power limit",
+        Mode.OFF: "changes nothing (mode `off`)",
+        Mode.OBSERVE: "changes nothing, and measures what could be saved (mode `observe`)",
+        Mode.POWER: f"chooses the power limit; the batch size stays {job.default_batch_size} (mode `power`)",
+        Mode.FULL: f"chooses the batch size, of {_sizes(job)}, and the power limit, by the policy `{job.policy}`",
     }[job.mode]
-    return (
-        f"The job **{name}** trains again and again{until}. {what[0].upper()}{what[1:]}, by the policy `{job.policy}`."
-    )
+    return f"The job **{name}** trains again and again{until}, and zeus_flows {what}."
 
 
 def _sizes(job: Job) -> str:
@@ -106,10 +104,11 @@ def _sizes(job: Job) -> str:
 def _runs_now(facts: JobFacts) -> str:
     saved, job = facts.saved, facts.job
     best = saved.default.best_batch_size if saved is not None else None
-    if job.mode is not Mode.FULL or best is None or saved is None:
-        return f"Batch size {job.default_batch_size} runs now" if job.mode is not Mode.FULL else "It has begun to learn"
-    limit = setting_text(saved.default.best_limit_w)
-    return f"Batch size {best}{f' at {limit}' if limit else ''} is the best known"
+    if job.mode is not Mode.FULL:
+        return f"Batch size {job.default_batch_size} runs now."
+    if best is None or saved is None:
+        return "What is best is not known yet."
+    return f"Batch size {best}{_at(saved.default.best_limit_w)} runs now."
 
 
 def _saves(facts: JobFacts) -> str:
@@ -117,10 +116,12 @@ def _saves(facts: JobFacts) -> str:
     saved = facts.saved
     if saved is None or saved.so_far is None or saved.mode in (Mode.OFF, Mode.OBSERVE):
         return ""
-    share, total = saved.so_far.total.amount.percent_of(saved.so_far.baseline), saved.so_far.total.amount
-    mark = " (simulated)" if facts.energy_source is EnergySource.SIMULATED else ""
-    energy = [] if saved.in_seconds else [f"{joules(total.energy_j)} of energy{mark}, {share.energy_j:.0f} %"]
-    return f"**Saved {' and '.join((*energy, f'{seconds(total.time_s)} of time, {share.time_s:.0f} %'))}**"
+    share = saved.so_far.total.amount.percent_of(saved.so_far.baseline)
+    shares = [] if saved.in_seconds else [(share.energy_j, f"energy{_mark(facts)}")]
+    shares.append((share.time_s, "time"))
+    less = " and ".join(f"{percent:.0f} % of the {what}" for percent, what in shares if percent >= 0)
+    more = " and ".join(f"{-percent:.0f} % more {what}" for percent, what in shares if percent < 0)
+    return f"**Saved {less}{f', at {more}' if more else ''}.**" if less else f"**Took {more}.**"
 
 
 def _savings(facts: JobFacts) -> list[str]:
@@ -128,16 +129,26 @@ def _savings(facts: JobFacts) -> list[str]:
     if saved is None or saved.so_far is None or not _saves(facts):
         why = f": {saved.why}" if saved is not None and saved.why else ""
         return [f"What it saves is not known yet{why}.", ""]
-    default, limit = saved.default, setting_text(saved.default.limit_w)
-    began = ""
+    began, total = "", saved.so_far.total.amount
     if facts.counts_from == 1 and facts.began_ms is not None:
-        began = f", {datetime.fromtimestamp(facts.began_ms / 1000, tz=UTC):%-d %B %Y}"
-    against = f"batch size {default.batch_size}{f' at {limit}' if limit else ''}"
+        at = datetime.fromtimestamp(facts.began_ms / 1000, tz=UTC)
+        began = f", {at.day} {at:%B %Y}"
+    energy = "" if saved.in_seconds else f"{joules(total.energy_j)}{_mark(facts)} and "
+    default = f"batch size {saved.default.batch_size}{_at(saved.default.limit_w)}"
+    recurrences = f"{saved.so_far.recurrences} recurrence{'' if saved.so_far.recurrences == 1 else 's'}"
     return [
-        f"{_saves(facts)} in {saved.so_far.recurrences} recurrences since recurrence {facts.counts_from}{began}, "
-        f"against {against}: what would have run without zeus_flows.",
+        f"It saved {energy}{seconds(total.time_s)} in {recurrences} since recurrence {facts.counts_from}{began}, "
+        f"against {default}: what would have run without zeus_flows.",
         "",
     ]
+
+
+def _mark(facts: JobFacts) -> str:
+    return " (simulated)" if facts.energy_source is EnergySource.SIMULATED else ""
+
+
+def _at(limit_w: float | None) -> str:
+    return "" if limit_w is None else f" at {setting_text(limit_w)}"
 
 
 def _digest(text: str) -> str:

@@ -13,7 +13,7 @@ from zeus_flows.ledger.mlflow import views
 from zeus_flows.ledger.mlflow.client import MLFLOW_NOTE
 from zeus_flows.ledger.mlflow.job_note import JobFacts, is_ours, job_note
 from zeus_flows.ledger.mlflow.layout import Layout
-from zeus_flows.ledger.mlflow.views import View, ViewFate
+from zeus_flows.ledger.mlflow.views import SavedView, ViewFate
 
 
 class JobPage:
@@ -29,7 +29,7 @@ class JobPage:
     def __init__(self, job: Job, layout: Layout, energy_source: EnergySource, workspace: str = "") -> None:
         self._job, self._layout, self._energy_source, self._workspace = job, layout, energy_source, workspace
 
-    def install(self, *, anew: bool = False) -> tuple[tuple[View, ViewFate], ...]:
+    def install(self, *, anew: bool = False) -> tuple[tuple[SavedView, ViewFate], ...]:
         """Write the views that are missing or were renewed; return what became of each.
 
         Args:
@@ -70,11 +70,11 @@ class JobPage:
         """Write the description from what is folded now; return whether it is ours."""
         return self.describe(recurrence, policy.saved(self._job, state))
 
-    def installed(self) -> tuple[View, ...]:
+    def installed(self) -> tuple[SavedView, ...]:
         """Return the views that are there, as far as was read; the first one is what a link to the job opens."""
         return tuple(view for view in self._layout.views if view.key in self._layout.said)
 
-    def address(self, view: View) -> str:
+    def address(self, view: SavedView) -> str:
         """Return where a view is, from any page of MLflow's server."""
         within = f"&workspace={quote(self._workspace)}" if self._workspace else ""
         return view.address(self._layout.experiment_id) + within

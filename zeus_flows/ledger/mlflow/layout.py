@@ -31,7 +31,7 @@ from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.places import find_places, ledger_name, ledger_note, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
-from zeus_flows.ledger.mlflow.views import View
+from zeus_flows.ledger.mlflow.views import SavedView
 
 #: Pages that are as fast read one by one.
 _FEW: Final = 2
@@ -134,7 +134,7 @@ class Layout:
         return {names.FINGERPRINT: self._job.fingerprint, names.ENERGY_SOURCE: self._energy_source.value}
 
     @property
-    def views(self) -> tuple[View, ...]:
+    def views(self) -> tuple[SavedView, ...]:
         """The saved views that the job's experiment should have."""
         return views.all_views(joules=not self._job.in_seconds and self._energy_source is not EnergySource.NONE)
 

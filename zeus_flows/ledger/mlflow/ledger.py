@@ -101,7 +101,7 @@ class MlflowLedger:
         self._gates = GateRuns(store, self.layout, self._attempts, self._windows)
         self._reader = HistoryReader(job, self.layout, self._attempts, self._windows)
         self.page = JobPage(job, self.layout, energy_source, store.workspace)
-        self._told = _Told(job)
+        self._savings = SavingsOnce(job)
 
     @property
     def key(self) -> str:
@@ -233,7 +233,7 @@ class MlflowLedger:
         self._attempts.close(attempt_id, codec.load_observation(text))
         values = dict(charts.of_attempt(self._job, observation))
         if self._means_something and (after := self._reader.after(observation)) is not None:
-            values |= charts.of_saving(self._job, observation, self._told.saved(after))
+            values |= charts.of_saving(self._job, observation, self._savings.saved(after))
         shown = charts.metrics(values, step=observation.recurrence, at_s=at_s)
         tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
         tags[MLFLOW_RUN_NAME] = run_name(observation, observation.power_limit_w)
@@ -258,7 +258,7 @@ class MlflowLedger:
             tags = {} if learnt is None else self._belief_tags(learnt.after)
             saved = None
             if learnt is not None and learnt.whole and self._means_something:
-                saved = self._told.saved(learnt.after)
+                saved = self._savings.saved(learnt.after)
                 values |= charts.of_savings(saved)
             shown, window_id = charts.metrics(values, step=recurrence, at_s=at_s), self._windows.run_of(recurrence)
             is_time, snapshot_tags = self._reader.is_halfway(recurrence), self._reader.due(window_id)
@@ -436,7 +436,7 @@ class MlflowLedger:
         }
 
 
-class _Told:
+class SavingsOnce:
     """What was saved by a state, computed once: an attempt's run and its recurrence's point both show it."""
 
     def __init__(self, job: Job) -> None:

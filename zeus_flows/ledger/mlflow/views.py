@@ -62,7 +62,7 @@ class ViewFate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SavedView:
     """A saved view.
 
     Attributes:
@@ -108,7 +108,7 @@ class View:
         return f"#/experiments/{experiment_id}/runs?viewStateShareKey={self.id}{mode}"
 
 
-def all_views(*, joules: bool) -> tuple[View, ...]:
+def all_views(*, joules: bool) -> tuple[SavedView, ...]:
     """Return the views of a job, in the order in which people need them.
 
     Args:
@@ -121,26 +121,26 @@ def all_views(*, joules: bool) -> tuple[View, ...]:
     unit = "j" if joules else "s"
     traded = "Energy against time, and cost by batch size and power limit" if joules else "Time by batch size and limit"
     return (
-        View(
+        SavedView(
             ViewId.RECURRENCES,
             "Recurrences",
             "a row for each training: what was chosen, what it took and saved, and why",
             table(
                 RunKind.ATTEMPT,
                 {
-                    metric(names.BATCH_SIZE): 110,
-                    metric(names.POWER_LIMIT_W): 135,
-                    **({metric(names.ENERGY_TO_ACCURACY_J): 180} if joules else {}),
-                    metric(names.TIME_TO_ACCURACY_S): 165,
-                    metric(cost): 90,
-                    metric(names.EPOCHS): 90,
-                    metric(saved): 95,
-                    tag(names.OUTCOME): 105,
+                    metric(names.BATCH_SIZE): 105,
+                    metric(names.POWER_LIMIT_W): 125,
+                    **({metric(names.ENERGY_TO_ACCURACY_J): 170} if joules else {}),
+                    metric(names.TIME_TO_ACCURACY_S): 160,
+                    metric(cost): 85,
+                    metric(names.EPOCHS): 85,
+                    metric(saved): 90,
+                    tag(names.OUTCOME): 100,
                     tag(names.REASON): 620,
                 },
             ),
         ),
-        View(
+        SavedView(
             ViewId.OVER_RECURRENCES,
             "Over recurrences",
             "cost, energy, time, batch size and power limit over the job's life, and what was saved so far",
@@ -157,7 +157,7 @@ def all_views(*, joules: bool) -> tuple[View, ...]:
                 },
             ),
         ),
-        View(
+        SavedView(
             ViewId.ENERGY_TIME,
             "Energy against time" if joules else "Time by batch size",
             "a point for each training that reached the target: what batch size and power limit trade",
@@ -176,7 +176,7 @@ def all_views(*, joules: bool) -> tuple[View, ...]:
                 also={names.OUTCOME: Outcome.CONVERGED},
             ),
         ),
-        View(
+        SavedView(
             ViewId.WINDOWS,
             "Drift windows",
             "a row for each stretch of recurrences between two drifts: what began and ended it",
@@ -195,7 +195,7 @@ def all_views(*, joules: bool) -> tuple[View, ...]:
                 },
             ),
         ),
-        View(
+        SavedView(
             ViewId.EPOCHS,
             "Epochs of one recurrence",
             "how trainings went, epoch by epoch: choose them with the eye beside their names",
@@ -216,7 +216,7 @@ def all_views(*, joules: bool) -> tuple[View, ...]:
     )
 
 
-def standing(view: View, tags: Mapping[str, str], *, anew: bool = False) -> ViewFate:
+def standing(view: SavedView, tags: Mapping[str, str], *, anew: bool = False) -> ViewFate:
     """Return what is to become of a view.
 
     Args:
@@ -234,7 +234,7 @@ def standing(view: View, tags: Mapping[str, str], *, anew: bool = False) -> View
 
 
 def due(
-    views: tuple[View, ...], tags: Mapping[str, str], *, anew: bool = False, now_s: float | None = None
+    views: tuple[SavedView, ...], tags: Mapping[str, str], *, anew: bool = False, now_s: float | None = None
 ) -> dict[str, str]:
     """Return the tags that an experiment lacks to have its views; none where it has all that it should.
 
