@@ -110,6 +110,7 @@ def charts(
     kind: str,
     sections: Mapping[str, Sequence[JsonObject]],
     *,
+    hidden: Sequence[str] = (),
     also: dict[str, str] | None = None,
     runs: str = ALL_RUNS,
     list_runs: bool = False,
@@ -119,6 +120,7 @@ def charts(
     Args:
         kind: The value of their tag `zf.kind`.
         sections: Charts by the title above them; one that stands alone has the whole width.
+        hidden: Metrics that have no chart unless one is above; MLflow draws one for each that is not named.
         also: Further tags that the runs have.
         runs: Which are drawn at first: `ALL_RUNS` or `NEWEST_TEN`.
         list_runs: Whether the list of runs stands beside the charts.
@@ -138,7 +140,14 @@ def charts(
                     "isGenerated": False,
                 }
             )
-    rest = _section(_id(kind, _THE_REST), _THE_REST, display=False)  # closed, below ours
+    rest = _section(_id(kind, _THE_REST), _THE_REST, display=False)  # the user's own metrics: closed, below ours
+    own = {chart.get("metricKey") for chart in placed}
+    placed += [
+        {"type": "LINE", "metricKey": name, "uuid": _id(kind, name), "metricSectionId": rest["uuid"]}
+        | {"deleted": True, "isGenerated": True}
+        for name in hidden
+        if name not in own
+    ]
     return _page(kind, also) | {
         "compareRunSections": [*shown, rest],
         "compareRunCharts": placed,

@@ -17,6 +17,7 @@ from typing import Final
 
 from zeus_flows.core.json import from_text, to_text
 from zeus_flows.core.records import Outcome
+from zeus_flows.core.settle import LINES
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.page_state import (
@@ -108,6 +109,21 @@ class SavedView:
         return f"#/experiments/{experiment_id}/runs?viewStateShareKey={self.id}{mode}"
 
 
+#: Every metric that runs have from us: MLflow would draw a chart of each.
+_OURS: Final = (
+    *(names.BATCH_SIZE, names.POWER_LIMIT_W, names.ENERGY_TO_ACCURACY_J, names.TIME_TO_ACCURACY_S, names.HOST_ENERGY_J),
+    *(names.COST_J, names.COST_S, names.SAVED_J, names.SAVED_S, names.EPOCHS, names.CONVERGED, names.ATTEMPTS),
+    *(names.EPOCH_METRIC, names.EPOCH_ENERGY_J, names.EPOCH_TIME_S, names.EPOCH_POWER_LIMIT_W),
+    *(names.part(part, unit) for part in ("once", "evaluation", "rest", "training") for unit in "js"),
+    *(names.SAVED_ENERGY_J, names.SAVED_ENERGY_LOW_J, names.SAVED_ENERGY_HIGH_J, names.SAVED_TIME_S),
+    *(names.SAVED_COST_PERCENT, names.SAVED_RECURRENCES),
+    *(names.SAVED_LOST_RECURRENCES, names.SAVED_SKIPPED_RECURRENCES),
+    *(of(unit) for of in (names.saved_cost, names.saved_cost_low, names.saved_cost_high) for unit in "js"),
+    *(names.saved_by(line.replace(" ", "_"), unit) for line in LINES for unit in "js"),
+    *(names.GATE_VALUE, names.GATE_SKIPPED, names.GATE_AGE, names.GATE_TIME_S, names.GATE_ENERGY_J),
+)
+
+
 def all_views(*, joules: bool) -> tuple[SavedView, ...]:
     """Return the views of a job, in the order in which people need them.
 
@@ -155,6 +171,7 @@ def all_views(*, joules: bool) -> tuple[SavedView, ...]:
                         *map(line, (*saved_energy, names.SAVED_TIME_S)),
                     ],
                 },
+                hidden=_OURS,
             ),
         ),
         SavedView(
@@ -173,6 +190,7 @@ def all_views(*, joules: bool) -> tuple[SavedView, ...]:
                         parallel(names.BATCH_SIZE, names.POWER_LIMIT_W, names.EPOCHS, *took, cost)
                     ],
                 },
+                hidden=_OURS,
                 also={names.OUTCOME: Outcome.CONVERGED},
             ),
         ),
@@ -209,6 +227,7 @@ def all_views(*, joules: bool) -> tuple[SavedView, ...]:
                         line(names.EPOCH_POWER_LIMIT_W),
                     ],
                 },
+                hidden=_OURS,
                 runs=NEWEST_TEN,
                 list_runs=True,
             ),
