@@ -170,7 +170,7 @@ def test_the_description_follows_the_job_within_as_many_recurrences_as_lie_betwe
     recur(sqlite_uri, snapshot.EVERY + 2)
     note = page_of(sqlite_uri).tags[MLFLOW_NOTE]
     assert "Written after recurrence 1;" not in note
-    opened(sqlite_uri).page.refresh(opened(sqlite_uri).state(), 10)
+    assert "Batch size 64 at 150 W runs now." in note
 
 
 def test_a_description_that_somebody_wrote_or_changed_is_left_alone(sqlite_uri: str) -> None:
@@ -179,8 +179,8 @@ def test_a_description_that_somebody_wrote_or_changed_is_left_alone(sqlite_uri: 
     for mine in ("Ours.", experiment.tags[MLFLOW_NOTE].replace("nightly", "mine")):
         client.set_experiment_tag(experiment.experiment_id, MLFLOW_NOTE, mine)
         ledger = opened(sqlite_uri)
-        state = ledger.state()
-        assert not ledger.page.refresh(state, 2)
+        assert ledger.last_recurrence() == 1
+        assert not ledger.page.describe(2, None)
         assert page_of(sqlite_uri).tags[MLFLOW_NOTE] == mine
         assert ledger.page.describe(2, None, anew=True)
         assert "Written after recurrence 2;" in page_of(sqlite_uri).tags[MLFLOW_NOTE]

@@ -70,7 +70,7 @@ def run(request: Request) -> int:
             done.append(_run_flow(request))
             view.recurrence(done[-1])
         job = in_force(_in_fleet(request, job), done[-1].number)
-        saved, url = _saved(job_file, job, uri, source)
+        saved, url = _saved(job_file, job, uri, source, done[-1])
     if request.as_json:
         told = None if saved is None else savings.document(saved)
         recurrences = _told(job, [_recurrence(job, recurrence) for recurrence in done])
@@ -101,7 +101,9 @@ def _warm_up(uri: str) -> None:
     wait_for_server()
 
 
-def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
+def _saved(
+    job_file: JobFile, job: Job, uri: str, source: EnergySource, done: Recurrence
+) -> tuple[savings.Savings | None, str | None]:
     """Return what was saved so far and where to look at it; None and None where MLflow does not answer.
 
     The job's description is brought up to date, for whoever looks.
@@ -110,7 +112,7 @@ def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple
     try:
         saved, experiment_id = policy.saved(job, ledger.state()), ledger.experiment_id
         with suppress(StoreError):
-            ledger.page.describe(ledger.last_recurrence(looked=True), saved)
+            ledger.page.describe(done.number, saved, done.attempts[-1][1] if done.attempts else None)
         return saved, view_url(uri, experiment_id, ledger.page.installed())
     except StoreUnavailable:
         return None, None
@@ -230,7 +232,7 @@ def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> st
 
 
 def _exists(uri: str) -> bool:
-    from zeus_flows.ledger.mlflow.client import may_exist
+    from zeus_flows.ledger.mlflow.address import may_exist
 
     return may_exist(uri)
 

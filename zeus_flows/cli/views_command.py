@@ -35,8 +35,9 @@ def views_command(job: Path, tracking_uri: str | None, anew: bool, as_json: bool
         raise ConfigError(f"{job_file.name} has never run: there is nothing to see\n  type `zeus-flows run {job}`")
     of, ledger = opened
     told = ledger.page.install(anew=anew)
-    saved = policy.saved(of, ledger.state())
-    ours = ledger.page.describe(ledger.last_recurrence(looked=True), saved, anew=anew)
+    saved, newest = policy.saved(of, ledger.state()), ledger.last_recurrence(looked=True)
+    last = ledger.attempts_of(newest)[-1:] if newest else ()
+    ours = ledger.page.describe(newest, saved, *(attempt.observation for attempt in last), anew=anew)
     there = {view.id for view in ledger.page.installed()}
     urls = {view.id: view_url(uri, ledger.experiment_id, [view]) for view, _ in told if view.id in there}
     if as_json:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mlflow.entities import Metric
 
+from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.gate import GateCheck
@@ -118,6 +119,21 @@ def of_savings(saved: Savings) -> dict[str, float]:
     figures[names.SAVED_LOST_RECURRENCES] = float(saved.apart.lost.count)
     figures[names.SAVED_SKIPPED_RECURRENCES] = float(saved.apart.skipped.count)
     return {name: value for name, value in _rounded(figures).items() if value is not None}
+
+
+class SavingsOnce:
+    """What was saved by a state, computed once: an attempt's run and its recurrence's point both show it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last: tuple[tuple[int, tuple[int, int]], Savings] | None = None
+
+    def saved(self, state: policy.State) -> Savings:
+        """Return what was saved; the same fold ends with the same observation and has as many."""
+        key = (state.observations, state.order)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, policy.saved(self._job, state))
+        return self._last[1]
 
 
 def of_check(check: GateCheck) -> Values:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from zeus_flows.core.job import Job, Mode
-from zeus_flows.core.records import EnergySource
+from zeus_flows.core.records import EnergySource, Observation, in_parts
 from zeus_flows.core.savings import Savings
 from zeus_flows.core.text import joules, one_line, seconds, setting_text
 from zeus_flows.ledger.mlflow.views import SavedView
@@ -26,6 +26,7 @@ class JobFacts:
         job: Which, with the mode in force.
         saved: What is known once the newest recurrence is folded; None where nothing is.
         recurrence: The newest one.
+        newest: How its last attempt went; None where that is not known.
         counts_from: The first one that counts.
         began_ms: When the experiment was made; None where that is not known.
         energy_source: What its joules are.
@@ -35,6 +36,7 @@ class JobFacts:
     job: Job
     saved: Savings | None
     recurrence: int
+    newest: Observation | None
     counts_from: int
     began_ms: int | None
     energy_source: EnergySource
@@ -102,13 +104,10 @@ def _sizes(job: Job) -> str:
 
 
 def _runs_now(facts: JobFacts) -> str:
-    saved, job = facts.saved, facts.job
-    best = saved.default.best_batch_size if saved is not None else None
-    if job.mode is not Mode.FULL:
-        return f"Batch size {job.default_batch_size} runs now."
-    if best is None or saved is None:
-        return "What is best is not known yet."
-    return f"Batch size {best}{_at(saved.default.best_limit_w)} runs now."
+    newest = facts.newest
+    if newest is None:
+        return ""
+    return f"Batch size {in_parts(newest)}{_at(newest.power_limit_w)} runs now."
 
 
 def _saves(facts: JobFacts) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from zeus_flows.core import policy
 from zeus_flows.core.job import Job
-from zeus_flows.core.records import EnergySource
+from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.core.rollout import in_force
 from zeus_flows.core.savings import Savings
 from zeus_flows.ledger.mlflow import views
@@ -41,12 +40,15 @@ class JobPage:
         self._layout.say(views.due(wanted, said, anew=anew))
         return told
 
-    def describe(self, recurrence: int, saved: Savings | None, *, anew: bool = False) -> bool:
+    def describe(
+        self, recurrence: int, saved: Savings | None, newest: Observation | None = None, *, anew: bool = False
+    ) -> bool:
         """Write the experiment's description, unless it is somebody's own; return whether it is ours.
 
         Args:
             recurrence: The newest one.
             saved: What is known once that is folded.
+            newest: How its last attempt went; None where that is not known.
             anew: Whether it is written whosever it is.
         """
         if not anew and not is_ours(self._layout.said.get(MLFLOW_NOTE, "")):
@@ -55,6 +57,7 @@ class JobPage:
             job=in_force(self._job, max(recurrence, 1)),
             saved=saved,
             recurrence=recurrence,
+            newest=newest,
             counts_from=self._layout.current().counts_from,
             began_ms=self._layout.began_ms,
             energy_source=self._energy_source,
@@ -65,10 +68,6 @@ class JobPage:
         if self._layout.said.get(MLFLOW_NOTE) != note:
             self._layout.say({MLFLOW_NOTE: note})
         return True
-
-    def refresh(self, state: policy.State, recurrence: int) -> bool:
-        """Write the description from what is folded now; return whether it is ours."""
-        return self.describe(recurrence, policy.saved(self._job, state))
 
     def installed(self) -> tuple[SavedView, ...]:
         """Return the views that are there, as far as was read; the first one is what a link to the job opens."""
