@@ -96,16 +96,13 @@ class Stack:
         """Return how many slots of a job's deployment are taken."""
         return int((self.deployment(job).get("global_concurrency_limit") or {}).get("active_slots") or 0)
 
-    def worker_of(self, pid: int) -> int | None:
-        """Return the worker that a run's process belongs to; None where that has died."""
-        parents, workers = _parents(), set(self.workers())
-        while pid in parents and pid not in workers:
-            pid = parents[pid]
-        return pid if pid in workers else None
-
-    def workers(self) -> list[int]:
-        """Return the workers' process ids, as the stack wrote them down."""
-        return [int(path.read_text()) for path in sorted(self.folder.glob("worker-*.pid")) if path.read_text()]
+    def worker_of(self, run: dict[str, Any]) -> int | None:
+        """Return the process of the worker that a run belongs to; None where that has died or has not begun it."""
+        path = self.folder / f"{run['labels'].get('prefect.worker.name', '')}.pid"
+        worker = int(path.read_text() or 0) if path.exists() else 0
+        processes = below(worker) if worker else []
+        pid = holder(run)
+        return worker if processes and (pid is None or pid in processes) else None
 
 
 def _parents() -> dict[int, int]:
@@ -177,8 +174,7 @@ class SlotWatch(threading.Thread):
 
 def kill(stack: Stack, run: dict[str, Any], job: str, state: str, whom: str) -> Kill | None:
     """Kill a run's process, its worker, or both; None where they have gone by themselves."""
-    pid = holder(run)
-    worker = stack.worker_of(pid) if pid is not None else _worker_that_starts(stack)
+    worker = stack.worker_of(run)
     if worker is None:
         return None
     children = below(worker)
@@ -190,11 +186,6 @@ def kill(stack: Stack, run: dict[str, Any], job: str, state: str, whom: str) -> 
         with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
     return done
-
-
-def _worker_that_starts(stack: Stack) -> int | None:
-    """Return the worker that has started a process: while one run is about to begin, there is one."""
-    return next((worker for worker in stack.workers() if below(worker)), None)
 
 
 def wait_for(seen: Callable[[], Any], seconds: float, every: float = 0.05) -> Any:
@@ -223,9 +214,8 @@ def kill_at(stack: Stack, watch: SlotWatch, job: str, state: str, whom: str, fol
     def come() -> dict[str, Any] | None:
         run = stack.run(run_id)
         if state == "pending":
-            pending = run["state_type"] == "PENDING" and _worker_that_starts(stack) is not None
-            return run if pending else None
-        return run if stages(folder, job).get(run_id) == state and holder(run) is not None else None
+            return run if run["state_type"] == "PENDING" and stack.worker_of(run) is not None else None
+        return run if stages(folder, job).get(run_id) == state and stack.worker_of(run) is not None else None
 
     run = wait_for(come, 180)
     done = None if run is None else kill(stack, run, job, state, whom)
@@ -236,17 +226,19 @@ def kill_at(stack: Stack, watch: SlotWatch, job: str, state: str, whom: str, fol
 
 
 def kill_somewhere(stack: Stack, watch: SlotWatch, chance: random.Random, folder: Path) -> Kill | None:
-    """Kill the worker of a run that is under way, at a random point of it; None where none is."""
+    """Kill the worker of a run that is under way, at a random point, of its training mostly; None where none is."""
     under_way = [run for run in stack.runs(states=["RUNNING"]) if holder(run) is not None]
     if not under_way:
         return None
     run = chance.choice(under_way)
+    run_id, job = str(run["id"]), Path(run["parameters"]["job_file"]).stem
+    if chance.random() < 0.75:
+        wait_for(lambda: stages(folder, job).get(run_id), 60)
     time.sleep(chance.uniform(0, 8))
-    run, job = stack.run(str(run["id"])), str(run["parameters"]["job_file"]).rpartition("/")[2].removesuffix(".yaml")
-    pid = holder(run)
-    if run["state_type"] != "RUNNING" or pid is None or not Path(f"/proc/{pid}").exists():
+    run = stack.run(run_id)
+    if run["state_type"] != "RUNNING":
         return None
-    point = stages(folder, job).get(str(run["id"]), "before training")
+    point = stages(folder, job).get(run_id, "before training")
     done = kill(stack, run, job, point, chance.choice(("worker and run", "worker and run", "worker alone")))
     if done is not None:
         watch.kills.append(done)

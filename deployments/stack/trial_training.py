@@ -19,7 +19,7 @@ WITNESSES = Path("witnesses")
 
 
 def train(session: Session, *, job: str, hold_s: float = 0.0) -> None:
-    """Reach the target after a few epochs of half a second, sooner with small batches.
+    """Reach the target after a few epochs of a second, sooner with small batches.
 
     Args:
         session: Of the attempt.
@@ -43,10 +43,10 @@ def train(session: Session, *, job: str, hold_s: float = 0.0) -> None:
 
     listen(hold)
     said("training")
-    needed = round((4 + session.batch_size / 64) * random.Random(session.seed).uniform(0.8, 1.2))  # noqa: S311
+    needed = round((6 + session.batch_size / 64) * random.Random(session.seed).uniform(0.8, 1.2))  # noqa: S311
     for epoch in session.epochs():
         steps = 1024 // session.batch_size
         for _ in session.steps([0] * steps):
-            time.sleep(0.5 / steps)
+            time.sleep(1.0 / steps)
         session.report_metric(epoch / needed)
     said("trained")
