@@ -293,15 +293,18 @@ class Piece:
     cells: tuple[Cell, ...]
 
 
-_here = threading.local()  # what this thread trained last, and its trainer
+_one_at_a_time = threading.Lock()  # torch has one generator of random numbers for all threads
+_last: dict[tuple[str, bool], CellTrainer] = {}  # what this process trained last
 
 
 def train_piece(piece: Piece) -> list[Curve]:
     """Train cells; the same wherever that is done."""
     what = (piece.experiment.model_dump_json(), piece.placebo)
-    if getattr(_here, "what", None) != what:
-        _here.what, _here.trainer = what, _trainer(piece.experiment, placebo=piece.placebo)
-    return [_here.trainer.curve(cell) for cell in piece.cells]
+    with _one_at_a_time:
+        if what not in _last:
+            _last.clear()
+            _last[what] = _trainer(piece.experiment, placebo=piece.placebo)
+        return [_last[what].curve(cell) for cell in piece.cells]
 
 
 def _trainer(experiment: ExperimentFile, *, placebo: bool) -> CellTrainer:
