@@ -28,7 +28,8 @@ from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.job_file import JobFile, load_job
 from zeus_flows.ledger.mlflow import charts, names, pages, snapshot
 from zeus_flows.ledger.mlflow import record_text as codec
-from zeus_flows.ledger.mlflow.ledger import MlflowLedger, run_name
+from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.run_words import belief_tags, run_name
 from zeus_flows.ledger.open_ledger import open_direct, open_durable
 
 GPU: Final = Gpu("Simulated V100", 1, 250.0)
@@ -148,7 +149,7 @@ def record_history(uri: str, job: Job, recurrences: int, state_dir: Path) -> Non
     engine.dispose()
     window = ledger.layout.look()
     kept = snapshot.Snapshot(covered.observed.recurrence, covered.state)
-    tags = snapshot.dump(kept) | ledger._belief_tags(last.state)
+    tags = snapshot.dump(kept) | belief_tags(job, last.state)
     ledger.store.log(window.run_id, tags=tags)
 
 

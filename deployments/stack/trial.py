@@ -1,6 +1,6 @@
 """Tries the stack as a bad week would: jobs on a schedule, workers killed, a roll-back, strangers at the API.
 
-    python deployments/stack/trial.py [--jobs 20] [--kills 20] [--seed 0] [--json] [--quick]
+    python deployments/stack/trial.py [--jobs 20] [--kills 20] [--seed 0] [--json FILE] [--no-states] [--quick]
 
 It starts the stack (up.py) with two workers in a folder of its own, deploys jobs that train nothing for some seconds on
 a simulated GPU, and then:
@@ -377,7 +377,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="three jobs, two kills, no table of states")
+    parser.add_argument("--no-states", dest="states", action="store_false", help="leave out kills at each state")
+    parser.add_argument("--quick", action="store_true", help="three jobs, two kills, none at each state")
     parser.add_argument("--json", type=Path, help="write what was found to this file")
     asked = parser.parse_args()
     number, kills = (3, 2) if asked.quick else (asked.jobs, asked.kills)
@@ -395,7 +396,7 @@ def main() -> None:
         on_postgres = not (place / "prefect-server/prefect.db").exists()
         trial.check("both servers are on PostgreSQL", on_postgres)
         deploy_twice(trial)
-        if not asked.quick:
+        if asked.states and not asked.quick:
             with watching(stack) as watch:
                 kill_at_each_state(trial, watch)
                 states = watch.kills

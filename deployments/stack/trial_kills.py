@@ -227,7 +227,8 @@ def kill_at(stack: Stack, watch: SlotWatch, job: str, state: str, whom: str, fol
 
 def kill_somewhere(stack: Stack, watch: SlotWatch, chance: random.Random, folder: Path) -> Kill | None:
     """Kill the worker of a run that is under way, at a random point, of its training mostly; None where none is."""
-    under_way = [run for run in stack.runs(states=["RUNNING"]) if holder(run) is not None]
+    found = [run for run in stack.runs(states=["RUNNING"]) if holder(run) is not None]
+    under_way = [run for run in found if stack.worker_of(run) is not None]  # those of the dead are closed later
     if not under_way:
         return None
     run = chance.choice(under_way)

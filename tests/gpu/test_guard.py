@@ -218,6 +218,7 @@ def test_a_signal_amid_a_change_waits_and_is_not_lost(
     emulate: Callable[..., Emulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulator = emulate(NVMLEMU_GPUS="v100,v100")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
     guard, _ = guarded(tmp_path)
     guard.set_power_limit_w(150.0)
     real = NvmlDevice.set_power_limit_w
@@ -228,8 +229,11 @@ def test_a_signal_amid_a_change_waits_and_is_not_lost(
         real(self, watts)
 
     monkeypatch.setattr(NvmlDevice, "set_power_limit_w", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        guard.set_power_limit_w(100.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            guard.set_power_limit_w(100.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (emulator.limit_w(0), emulator.limit_w(1)) == (250.0, 250.0)
     assert journal(tmp_path).uuids() == ()
 

@@ -26,8 +26,8 @@ from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.lease import this_process
-from zeus_flows.ledger.mlflow import client as store
 from zeus_flows.ledger.mlflow import names, pages, snapshot
+from zeus_flows.ledger.mlflow.address import location
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.client_errors import named_error
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
@@ -129,9 +129,9 @@ def test_a_database_that_is_away_is_given_up_in_time(monkeypatch: pytest.MonkeyP
 
 
 def test_the_default_store_of_two_folders_is_not_one_place(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    here = store.location("sqlite:///mlflow.db")
+    here = location("sqlite:///mlflow.db")
     monkeypatch.chdir(str(tmp_path))
-    assert store.location("sqlite:///mlflow.db") != here
+    assert location("sqlite:///mlflow.db") != here
 
 
 def test_another_decision_for_an_attempt_is_refused_by_name(open_ledger: Open) -> None:

@@ -20,10 +20,10 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import history as reader
 from zeus_flows.ledger.mlflow import pages, snapshot
-from zeus_flows.ledger.mlflow.history import HistoryReader
 from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.snapshot_writer import SnapshotWriter
 from zeus_flows.ledger.open_ledger import open_direct
 
 #: What a state of version 2 had.
@@ -187,13 +187,13 @@ def test_progress_is_kept_in_strides(sqlite_uri: str, monkeypatch: pytest.Monkey
     record(sqlite_uri, 9)
     plant(sqlite_uri)
     kept = []
-    keep = HistoryReader._keep
+    keep = SnapshotWriter.keep
 
-    def noting(self: HistoryReader, *args: object, **named: object) -> None:
+    def noting(self: SnapshotWriter, *args: object, **named: object) -> None:
         kept.append((getattr(args[1], "upto", 0), named.get("head", snapshot.HEAD)))
         keep(self, *args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(HistoryReader, "_keep", noting)
+    monkeypatch.setattr(SnapshotWriter, "keep", noting)
     open_ledger(sqlite_uri).refold()
     assert kept == [(4, snapshot.ANEW), (8, snapshot.ANEW), (9, snapshot.HEAD)]
 

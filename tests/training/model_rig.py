@@ -20,8 +20,8 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.promotion import Bar
 from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.ledger.durable import DurableLedger
+from zeus_flows.ledger.mlflow.address import ledger_key
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.layout import ledger_key
 from zeus_flows.ledger.mlflow.model_registry import ModelRegistry
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
+from zeus_flows.cli.cluster import cluster_command
 from zeus_flows.cli.deploying import deploy_command, serve_command
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
@@ -241,6 +242,7 @@ def _server_checks() -> Sequence[CheckFunction]:
 main.add_command(doctor_command(_server_checks))
 main.add_command(restore_power_command)
 main.add_command(replay)
+main.add_command(cluster_command)
 main.add_command(paper_command)
 main.add_command(fleet_command)
 main.add_command(capriccio_command)

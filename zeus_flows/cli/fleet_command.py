@@ -24,7 +24,8 @@ def fleet_command(tracking_uri: str | None, as_json: bool, html: Path | None) ->
     from rich.console import Console
 
     from zeus_flows.core.job_summary import JobSummary
-    from zeus_flows.ledger.mlflow.client import Store, may_exist
+    from zeus_flows.ledger.mlflow.address import may_exist
+    from zeus_flows.ledger.mlflow.client import Store
     from zeus_flows.masking import without_secrets
     from zeus_flows.reporting.fleet import Fleet, fleet_document, fleet_page, fleet_sentences, fleet_tables
     from zeus_flows.settings import quiet_libraries, read_settings

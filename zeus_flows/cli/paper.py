@@ -26,9 +26,18 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write figure-<number>.csv, .svg and .png into this folder.",
 )
+@click.option(
+    "--tracking-uri", help="Log each figure as a run of the experiment zeus-paper-figures in this MLflow, too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def paper_command(
-    figure: str | None, traces: Path | None, gpu: str, seeds: int, out: Path | None, as_json: bool
+    figure: str | None,
+    traces: Path | None,
+    gpu: str,
+    seeds: int,
+    out: Path | None,
+    tracking_uri: str | None,
+    as_json: bool,
 ) -> None:
     """Compute FIGURE of the Zeus paper anew, or `all`; without FIGURE: list what there is and what is left out.
 
@@ -58,6 +67,8 @@ def paper_command(
         title = f"Figure {number}: {entry.title} · {source.partition(' in ')[0]}"
         if out is not None:
             _write(result, out, number, title)
+        if tracking_uri is not None:
+            _track(result, tracking_uri, number, title, {"source": source, "gpu": gpu, "seeds": str(seeds)})
         if as_json:
             documents.append(_document(number, entry.title, result))
         else:
@@ -81,8 +92,26 @@ def _document(number: str, title: str, result: Result) -> dict[str, object]:
     return {"figure": number, "title": title, "claims": jsonable(result.claims), "rows": rows}
 
 
-def _write(result: Result, folder: Path, number: str, title: str) -> None:
-    """Write table and figure.
+def _track(result: Result, tracking_uri: str, number: str, title: str, settings: dict[str, str]) -> None:
+    import tempfile
+
+    from zeus_flows.experiments.paper.logged import log_figure
+    from zeus_flows.ledger.mlflow.client import Store
+    from zeus_flows.reporting.links import run_url
+    from zeus_flows.settings import quiet_libraries
+
+    quiet_libraries()
+    compared = settings["source"].startswith("traces")
+    with tempfile.TemporaryDirectory() as folder:
+        files = _write(result, Path(folder), number, title)
+        store = Store(tracking_uri)
+        settings = {"figure": number, **settings}
+        experiment_id, run_id = log_figure(store, title, result, files, settings=settings, compared=compared)
+    click.echo(f"  {run_url(tracking_uri, experiment_id).format(run_id=run_id)}", err=True)
+
+
+def _write(result: Result, folder: Path, number: str, title: str) -> list[Path]:
+    """Write table and figure; return the files.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -94,8 +123,7 @@ def _write(result: Result, folder: Path, number: str, title: str) -> None:
 
     name = f"figure-{number}"
     try:
-        write(draw(result, title=title), folder, name)
-        write_csv(result, folder / f"{name}.csv")
+        return [*write(draw(result, title=title), folder, name), write_csv(result, folder / f"{name}.csv")]
     except OSError as error:
         raise ConfigError(f"--out: {folder} cannot be written: {error.strerror}") from None
 

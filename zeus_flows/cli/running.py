@@ -223,7 +223,7 @@ def _tracking_uri(request: Request, job_file: JobFile, settings: Settings) -> st
 
 
 def _exists(uri: str) -> bool:
-    from zeus_flows.ledger.mlflow.client import may_exist
+    from zeus_flows.ledger.mlflow.address import may_exist
 
     return may_exist(uri)
 

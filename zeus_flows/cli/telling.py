@@ -30,7 +30,8 @@ def status_command(job: Path | None, tracking_uri: str | None, as_json: bool) ->
 
     job_file = None if job is None else load_job(job)
     quiet_libraries()
-    from zeus_flows.ledger.mlflow.client import Store, may_exist
+    from zeus_flows.ledger.mlflow.address import may_exist
+    from zeus_flows.ledger.mlflow.client import Store
     from zeus_flows.reporting.status import status_document, status_lines
 
     uri = read_settings().tracking(tracking_uri, None if job_file is None else job_file.tracking_uri)

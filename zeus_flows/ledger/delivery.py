@@ -24,9 +24,9 @@ from zeus_flows.ledger.attempt_ref import AttemptRef, ByRun, ByToken, read_ref
 from zeus_flows.ledger.lease import HEARTBEAT_S, Holder, read_holder
 from zeus_flows.ledger.link import Link
 from zeus_flows.ledger.mlflow import record_text as codec
-from zeus_flows.ledger.mlflow.history import Reading
 from zeus_flows.ledger.mlflow.layout import Whereabouts
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
+from zeus_flows.ledger.mlflow.reading import Reading
 from zeus_flows.ledger.outbox import Item, Outbox
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ No Prefect in here: production (`zeus_flows.orchestration`) and trace replay (`z
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -153,12 +153,11 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
     reached("after-begin")
     attempts: list[Attempt] = []
     observations: list[Observation] = []
-    left = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
     try:
         check = steps.gate(number)
         if check is not None and check.skips:
             return Recurrence(number, (), check)
-        while left:
+        while not observations or another_follows(job, observations):
             attempt = steps.decide(number, tuple(observations))
             observation = steps.train(attempt)
             reached("after-train")
@@ -166,16 +165,20 @@ def run_recurrence(job: Job, steps: Steps) -> Recurrence:
             reached("after-observe")
             attempts.append(attempt)
             observations.append(observation)
-            if observation.converged or (
-                observation.outcome is Outcome.OUT_OF_MEMORY and not _smaller(job, observation)
-            ):
-                break
-            left -= observation.outcome is not Outcome.OUT_OF_MEMORY
     except BaseException:
         steps.end(number, ())
         raise
     steps.end(number, tuple(observations))
     return Recurrence(number, tuple(zip(attempts, observations, strict=True)), check)
+
+
+def another_follows(job: Job, observations: Sequence[Observation]) -> bool:
+    """Return whether a recurrence, with the job as it is in force, makes another attempt after those observed."""
+    last = observations[-1]
+    if last.converged or (last.outcome is Outcome.OUT_OF_MEMORY and not _smaller(job, last)):
+        return False
+    most = job.max_attempts if job.mode is Mode.FULL and len(job.batch_sizes) > 1 else 1
+    return sum(o.outcome is not Outcome.OUT_OF_MEMORY for o in observations) < most
 
 
 def _smaller(job: Job, observation: Observation) -> bool:

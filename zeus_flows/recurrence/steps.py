@@ -24,7 +24,7 @@ from zeus_flows.ending import OpenFiles
 from zeus_flows.errors import StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.mlflow import names
-from zeus_flows.ledger.protocol import Ledger
+from zeus_flows.ledger.protocol import History, Ledger
 from zeus_flows.recurrence.loop import Attempt, Trainer
 
 log = logging.getLogger(__name__)
@@ -126,23 +126,9 @@ class LocalSteps:
     def decide(self, recurrence: int, earlier: tuple[Observation, ...]) -> Attempt:
         """Choose a batch size from the history and write the decision."""
         history = self.ledger.history()
-        attempt = len(earlier) + 1
+        seconds_left = None if self._seconds_left is None else round(self._seconds_left(), 1)
         decision = policy.decide(
-            self.job,
-            history.state,
-            Ask(
-                recurrence=recurrence,
-                attempt=attempt,
-                seed=decision_seed(self.job.seed, recurrence, attempt),
-                gpu=self.trainer.gpu,
-                in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
-                tried=tuple([observation.batch_size for observation in earlier]),
-                power_limits_w=self.trainer.power_limits_w,
-                out_of_memory=tuple([o.micro for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
-                under_way=tuple([r for r in history.under_way if r != recurrence]),
-                ran_out=len(list(takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier)))),
-                seconds_left=None if self._seconds_left is None else round(self._seconds_left(), 1),
-            ),
+            self.job, history.state, asking(self.job, history, recurrence, earlier, self.trainer, seconds_left)
         )
         if history.degraded:
             decision = stand_in(self.job, decision)
@@ -227,6 +213,31 @@ class LocalSteps:
     def end(self, recurrence: int, observations: tuple[Observation, ...]) -> None:
         """Write the recurrence's end and its point of the series."""
         self.ledger.ended(recurrence, observations)
+
+
+def asking(
+    job: Job,
+    history: History,
+    recurrence: int,
+    earlier: tuple[Observation, ...],
+    trainer: Trainer,
+    seconds_left: float | None = None,
+) -> Ask:
+    """Return what is asked before the attempt of a recurrence that follows its `earlier` ones."""
+    attempt = len(earlier) + 1
+    return Ask(
+        recurrence=recurrence,
+        attempt=attempt,
+        seed=decision_seed(job.seed, recurrence, attempt),
+        gpu=trainer.gpu,
+        in_flight=tuple([f for f in history.in_flight if f.recurrence != recurrence]),
+        tried=tuple([observation.batch_size for observation in earlier]),
+        power_limits_w=trainer.power_limits_w,
+        out_of_memory=tuple([o.micro for o in earlier if o.outcome is Outcome.OUT_OF_MEMORY]),
+        under_way=tuple([r for r in history.under_way if r != recurrence]),
+        ran_out=len(list(takewhile(lambda o: o.outcome is Outcome.OUT_OF_MEMORY, reversed(earlier)))),
+        seconds_left=seconds_left,
+    )
 
 
 def stand_in(job: Job, decision: Decision) -> Decision:

@@ -6,7 +6,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.job_file import JobFile
 from zeus_flows.ledger.mlflow import names
-from zeus_flows.ledger.mlflow.client import may_exist
+from zeus_flows.ledger.mlflow.address import may_exist
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct
 

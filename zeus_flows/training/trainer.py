@@ -175,7 +175,7 @@ class LocalTrainer:
         keeper.close(converged=observation.converged)
 
     def _ledger_key(self, job: Job) -> str:
-        from zeus_flows.ledger.mlflow.layout import ledger_key  # brings MLflow
+        from zeus_flows.ledger.mlflow.address import ledger_key
 
         return ledger_key(self._tracking_uri, job.name)
 

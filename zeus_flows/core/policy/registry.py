@@ -26,6 +26,7 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
         "lookahead": Lookahead(),
         "zeus": Zeus(),
         "zeus-paper": ZeusPaper(),
+        "zeus-paper-unpruned": ZeusPaper(prunes=False),
         "power": Power(),
         "default": Default(),
         "grid": Grid(),

@@ -38,9 +38,17 @@ class PaperBelief:
 
 
 class ZeusPaper:
-    """The published policy."""
+    """The published policy.
+
+    Args:
+        prunes: Whether a batch size that did not reach the target is dropped, with those beyond it. Keeping it is the
+            ablation "no pruning" of section 6.7.
+    """
 
     belief_type = PaperBelief
+
+    def __init__(self, *, prunes: bool = True) -> None:
+        self._prunes = prunes
 
     def initial(self, job: Job) -> PaperBelief:
         """Return the belief before any observation."""
@@ -57,7 +65,7 @@ class ZeusPaper:
             least, best = spent, lesson.batch_size
         runs = belief.costs.get(lesson.batch_size, Runs()).add(cost, window=job.window)
         return PaperBelief(
-            pruning=belief.pruning.report(lesson.batch_size, cost=cost, converged=lesson.converged),
+            pruning=belief.pruning.report(lesson.batch_size, cost=cost, converged=lesson.converged or not self._prunes),
             costs={**belief.costs, lesson.batch_size: runs},
             least_cost=least,
             best=best,

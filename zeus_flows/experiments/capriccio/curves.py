@@ -181,12 +181,12 @@ class Curves:
         if fan_out is not None:
             pieces = groupby(missing, key=lambda cell: (cell.rows, cell.batch_size))
 
-            def told(piece: Piece, curves: list[Curve]) -> None:
+            def told(piece: CellsToTrain, curves: list[Curve]) -> None:
                 for cell, curve in zip(piece.cells, curves, strict=True):
                     self._keep(cell, curve)
                 progress(sum(cell in self._known for cell in cells), len(cells))
 
-            fan_out(train_piece, [Piece(experiment, self._placebo, tuple(its)) for _, its in pieces], told)
+            fan_out(train_piece, [CellsToTrain(experiment, self._placebo, tuple(its)) for _, its in pieces], told)
             return
         pool = ProcessPoolExecutor(
             min(experiment.science.workers, len(missing)),
@@ -285,7 +285,7 @@ def _parse(line: str) -> tuple[Cell, Curve]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CellsToTrain:
     """Cells that are trained together, wherever that is; the data are there at the same path."""
 
     experiment: ExperimentFile
@@ -297,7 +297,7 @@ _one_at_a_time = threading.Lock()  # torch has one generator of random numbers f
 _last: dict[tuple[str, bool], CellTrainer] = {}  # what this process trained last
 
 
-def train_piece(piece: Piece) -> list[Curve]:
+def train_piece(piece: CellsToTrain) -> list[Curve]:
     """Train cells; the same wherever that is done."""
     what = (piece.experiment.model_dump_json(), piece.placebo)
     with _one_at_a_time:

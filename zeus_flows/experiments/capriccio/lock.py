@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zeus_flows.errors import ConfigError
-from zeus_flows.ledger.mlflow.client import location
+from zeus_flows.ledger.mlflow.address import location
 from zeus_flows.process_lock import ProcessLock
 
 

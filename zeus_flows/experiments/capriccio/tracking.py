@@ -56,7 +56,7 @@ class Tracking:
     def __init__(self, store: Store, file: ExperimentFile, dataset: Dataset, slices: tuple[Slice, ...]) -> None:
         self._store, self._file, self._dataset = store, file, dataset
         self.uri = str(store.client.tracking_uri)
-        self.experiment_id = self._experiment()
+        self.experiment_id = store.experiment_id(file.name)
         self.run_id = self._find_run()
         self._once(names.DIGEST, file.digest(dataset), "was begun with other data, slices, model or job")
         for name, contender in file.contenders.items():
@@ -112,19 +112,6 @@ class Tracking:
         for path in artifacts:
             self._store.client.log_artifact(self.run_id, str(path))
         self._store.end(self.run_id)
-
-    def _experiment(self) -> str:
-        """Return the MLflow experiment of this one's name; made if need be."""
-        name, place = self._file.name, None
-        if self.uri.startswith("sqlite:///"):  # beside the database, not in whatever directory this process is in
-            database = Path(self.uri.removeprefix("sqlite:///")).resolve()
-            place = (database.parent / "mlruns" / name).as_uri()
-        if (found := self._store.experiment(name)) is None:
-            if (made := self._store.create_experiment(name, artifacts=place)) is not None:
-                return made
-            found = self._store.experiment(name)
-            assert found is not None
-        return str(found.experiment_id)
 
     def _find_run(self) -> str:
         """Return the experiment's run; of those that several processes make at once, the same one to all."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.paper import replays, sweeps
+from zeus_flows.experiments.paper import paths, replays, sweeps
 from zeus_flows.experiments.paper.result import Result
 from zeus_flows.experiments.replay.comparison import find_traces
 from zeus_flows.experiments.replay.traces import Trace
@@ -34,6 +34,10 @@ class PaperFigure:
     only: str = ""
 
 
+def _search(*policies: str) -> Compute:
+    return lambda traces, seeds, say: paths.search(traces, seeds, say, policies=policies)
+
+
 def _plain(compute: Callable[[Sequence[Trace]], Result]) -> Compute:
     return lambda traces, _seeds, _say: compute(traces)
 
@@ -42,18 +46,25 @@ FIGURES: Mapping[str, PaperFigure] = MappingProxyType(
     {
         "1": PaperFigure("energy that batch size, power limit and both could save", _plain(sweeps.potential)),
         "2": PaperFigure("energy over time, DeepSpeech2", _plain(sweeps.pareto), only="librispeech"),
+        "4": PaperFigure("batch sizes chosen by Zeus, DeepSpeech2", paths.chosen, only="librispeech"),
         "5": PaperFigure("energy over batch size, DeepSpeech2", _plain(sweeps.over_batch_size), only="librispeech"),
         "6": PaperFigure("energy and time of the last five recurrences", replays.last_five),
+        "8": PaperFigure(
+            "search paths of Zeus and Grid, DeepSpeech2", _search("zeus-paper", "grid", "thompson"), only="librispeech"
+        ),
         "11": PaperFigure(
             "how eta moves along the Pareto front, DeepSpeech2", _plain(sweeps.eta_sweep), only="librispeech"
         ),
         "12": PaperFigure("cumulative energy by early-stopping threshold beta", replays.betas),
+        "13": PaperFigure("Zeus without one of its parts", replays.ablations),
         "14": PaperFigure("energy by GPU model", replays.gpus, every_gpu=True),
         "15": PaperFigure("what could be saved, by GPU model", _plain(sweeps.potential), every_gpu=True),
         "16": PaperFigure("energy over time, every workload", _plain(sweeps.pareto)),
         "17": PaperFigure("energy over batch size, every workload", _plain(sweeps.over_batch_size)),
         "18": PaperFigure("energy over power limit at the default batch size", _plain(sweeps.over_limit)),
         "19": PaperFigure("cumulative regret of Zeus and Grid (7 shows two of its panels)", replays.regret),
+        "20": PaperFigure("search paths of Zeus, every workload", _search("zeus-paper")),
+        "21": PaperFigure("search paths of Grid, every workload", _search("grid")),
         "22": PaperFigure("energy and time by eta", replays.etas),
         "6.5": PaperFigure("what just-in-time profiling adds", _plain(sweeps.overhead)),
     }
@@ -63,10 +74,8 @@ FIGURES: Mapping[str, PaperFigure] = MappingProxyType(
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "3": "a drawing of the system",
-        "4, 8, 20, 21": "paths of single searches: not drawn yet",
-        "9": "its trace of recurring groups is not among the published files",
+        "9": "its trace of recurring groups is not public; docs/cluster.md simulates it for those who have it",
         "10": "BERT on Capriccio with measured energy needs a GPU; docs/drift.md has the experiment on small models",
-        "13": "needs Zeus without pruning and with offline profiling: not built yet",
         "23": "figure 6 on another GPU: --gpu p100",
         "6.6": "Pollux and four A40 were measured; no trace of either is public",
     }

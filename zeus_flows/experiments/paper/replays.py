@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,12 +19,16 @@ ETAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SETTLED = 0.9  # share of the recurrences from a point on that run what the last ones run
 
 
-def _runs(trace: Trace, policy: str, seeds: int, say: Say, **changes: object) -> list[Replay]:
-    """Replay 2 |B| |P| recurrences (section 6.2) with each seed."""
+def recurrences_of(trace: Trace) -> int:
+    """Return how many recurrences are replayed: 2 |B| |P| (section 6.2)."""
+    return 2 * len(trace.batch_sizes) * len(trace.power_limits_w)
+
+
+def _runs(trace: Trace, policy: str, seeds: int, say: Say, *, offline: bool = False, **changes: object) -> list[Replay]:
+    """Replay a policy with each seed."""
     say(f"{trace.workload} on {trace.gpu.model}, {policy} {' '.join(f'{k} {v}' for k, v in changes.items())}".rstrip())
-    job = replay_job(trace, policy, **changes)
-    count = 2 * len(trace.batch_sizes) * len(trace.power_limits_w)
-    return [replay(trace, job, recurrences=count, seed=seed) for seed in range(seeds)]
+    job, count = replay_job(trace, policy, **changes), recurrences_of(trace)
+    return [replay(trace, job, recurrences=count, seed=seed, offline=offline) for seed in range(seeds)]
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -144,6 +148,50 @@ def betas(traces: Sequence[Trace], seeds: int, say: Say) -> Result:
     claim = Claim("beta 2 has the least geometric mean", "least at 2", ours, "within 1 %", means[best] >= 0.99)
     columns = ("workload", "beta", "energy over that at 2")
     return Result(columns, tuple(rows), Chart(ChartKind.LINES, "beta", columns[2], "workload", level=1.0), (claim,))
+
+
+def ablations(traces: Sequence[Trace], seeds: int, say: Say) -> Result:
+    """Figure 13: what Zeus takes in all without one of its parts, over what it takes with all of them.
+
+    Without early stopping beta is infinite; without pruning a batch size that did not reach the target is kept;
+    without just-in-time profiling each power limit is measured by a whole run.
+    """
+    without: Mapping[str, Callable[[Trace], list[Replay]]] = {
+        "early stopping": lambda t: _runs(t, "zeus-paper", seeds, say, beta=math.inf),
+        "pruning": lambda t: _runs(t, "zeus-paper-unpruned", seeds, say),
+        "JIT profiling": lambda t: _runs(t, "zeus-paper", seeds, say, offline=True),
+    }
+    rows: list[tuple[str, str, str, float, float, float]] = []
+    for trace in traces:
+        whole = _runs(trace, "zeus-paper", seeds, say)
+        energy_j, time_s = (float(np.mean([sum(v) for v in values])) for values in _totals(whole))
+        for part, replayed in without.items():
+            energies, times = _totals(replayed(trace))
+            rows.append((trace.workload, part, "energy", *_spread([sum(v) / energy_j for v in energies])))
+            rows.append((trace.workload, part, "time", *_spread([sum(v) / time_s for v in times])))
+    means = {
+        (part, of): round(geometric([r[3] for r in rows if r[1:3] == (part, of)]), 4)
+        for part in without
+        for of in ("energy", "time")
+    }
+    rows += [("geometric mean", part, of, mean, mean, mean) for (part, of), mean in means.items()]
+    energy = {part: means[part, "energy"] for part in without}
+    ours = ", ".join(f"{part} {mean:.2f}" for part, mean in energy.items())
+    claim = Claim(
+        "Zeus benefits mostly from early stopping",
+        "greatest without it",
+        f"energy without {ours}",
+        "the greatest of three",
+        max(energy, key=energy.__getitem__) == "early stopping",
+    )
+    columns = ("workload", "without", "of", "over all of Zeus", "5 %", "95 %")
+    chart = Chart(ChartKind.BARS, "workload", columns[3], "without", "of", "5 %", "95 %", level=1.0)
+    return Result(columns, tuple(rows), chart, (claim,))
+
+
+def _totals(runs: Sequence[Replay]) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Return energies and times of every recurrence of each replay."""
+    return [r.energies_j for r in runs], [r.times_s for r in runs]
 
 
 def etas(traces: Sequence[Trace], seeds: int, say: Say) -> Result:

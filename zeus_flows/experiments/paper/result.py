@@ -17,6 +17,7 @@ class ChartKind(StrEnum):
     BARS = "bars"
     LINES = "lines"
     POINTS = "points"
+    PATH = "path"  # a walk over a map of regret: rows of recurrence 0 are the map, the others the walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class GuideLine:
+    """A straight dotted line through two points, in one panel."""
+
+    label: str
+    panel: str
+    begin: tuple[float, float]
+    end: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A published statement, what came out here, how far off it may be, and whether it holds."""
 
@@ -57,12 +68,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A figure's table, chart and claims."""
+    """A figure's table, chart, claims and the lines drawn for comparison."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     chart: Chart
     claims: tuple[Claim, ...]
+    lines: tuple[GuideLine, ...] = ()
 
     def column(self, name: str) -> list[Cell]:
         """Return a column's cells."""

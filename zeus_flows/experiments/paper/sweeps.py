@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from zeus_flows.core.power import best_limit
-from zeus_flows.experiments.paper.result import Chart, ChartKind, Claim, Result, range_claim
+from zeus_flows.experiments.paper.result import Chart, ChartKind, Claim, GuideLine, Result, range_claim
 from zeus_flows.experiments.replay.replaying import replay_job
 from zeus_flows.experiments.replay.traces import Trace
 
@@ -97,11 +97,12 @@ def potential(traces: Sequence[Trace]) -> Result:
 def pareto(traces: Sequence[Trace]) -> Result:
     """Figures 2 and 16: energy over time of every configuration, the front, and b0 at full power."""
     rows: list[tuple[str, str, int, float, float, float, float]] = []
-    dearer = []
+    dearer, lines = [], list[GuideLine]()
     for trace in traces:
         known = configurations(trace)
         best = front(known)
         base = baseline(trace)
+        lines += _power_boundaries(trace.workload, known)
         for c in known:
             what = "default" if c == base else "front" if c in best else "other"
             watts = c.energy_j / c.time_s
@@ -122,7 +123,14 @@ def pareto(traces: Sequence[Trace]) -> Result:
             claims += _librispeech(configurations(trace))
     columns = ("workload", "configuration", "batch size", "limit (W)", "TTA (s)", "ETA (J)", "average power (W)")
     chart = Chart(ChartKind.POINTS, "TTA (s)", "ETA (J)", "configuration", "workload")
-    return Result(columns, tuple(rows), chart, tuple(claims))
+    return Result(columns, tuple(rows), chart, tuple(claims), tuple(lines))
+
+
+def _power_boundaries(panel: str, known: Sequence[Configuration]) -> Iterator[GuideLine]:
+    """Yield the two lines of constant average power that hold every configuration (section 2.3)."""
+    longest_s = max(c.time_s for c in known)
+    for watts in (min(c.energy_j / c.time_s for c in known), max(c.energy_j / c.time_s for c in known)):
+        yield GuideLine(f"{watts:.0f} W", panel, (0.0, 0.0), (longest_s, watts * longest_s))
 
 
 def _librispeech(known: Sequence[Configuration]) -> Iterator[Claim]:
@@ -138,8 +146,9 @@ def _librispeech(known: Sequence[Configuration]) -> Iterator[Claim]:
 
 
 def eta_sweep(traces: Sequence[Trace]) -> Result:
-    """Figure 11: where the least cost lies as eta goes from 0 to 1."""
+    """Figure 11: where the least cost lies as eta goes from 0 to 1, and the line of that cost for each eta."""
     rows: list[tuple[str, float, int, float, float, float, str]] = []
+    lines, below = list[GuideLine](), 0
     for trace in traces:
         known = configurations(trace)
         best = front(known)
@@ -149,11 +158,37 @@ def eta_sweep(traces: Sequence[Trace]) -> Result:
             c = min(known, key=lambda c: eta * c.energy_j + (1 - eta) * max_power_w * c.time_s)
             on = "yes" if c in best else "no"
             rows.append((trace.workload, eta, c.batch_size, c.power_limit_w, c.time_s, c.energy_j, on))
+            if 0 < eta < 1:
+                line = _iso_cost(trace.workload, known, c, per_second_j=(1 - eta) / eta * max_power_w)
+                lines.append(line)
+                below += sum(other.energy_j < _height(line, other.time_s) * (1 - 1e-9) for other in known)
     off = sum(row[-1] == "no" for row in rows)
-    claim = Claim("every eta lands on the Pareto front", "close to it", f"{off} of {len(rows)} off it", "0", off == 0)
+    claims = (
+        Claim("every eta lands on the Pareto front", "close to it", f"{off} of {len(rows)} off it", "0", off == 0),
+        Claim(
+            "lines of constant cost envelop the front", "an envelope", f"{below} points below a line", "0", below == 0
+        ),
+    )
     columns = ("workload", "eta", "batch size", "limit (W)", "TTA (s)", "ETA (J)", "on the front")
     chart = Chart(ChartKind.LINES, "TTA (s)", "ETA (J)", "workload", "workload")
-    return Result(columns, tuple(rows), chart, (claim,))
+    return Result(columns, tuple(rows), chart, claims, tuple(lines))
+
+
+def _iso_cost(panel: str, known: Sequence[Configuration], at: Configuration, *, per_second_j: float) -> GuideLine:
+    """Return the line along which eq. 2 has the cost of `at`, where a second is worth so many joules."""
+    first_s, last_s = min(c.time_s for c in known), max(c.time_s for c in known)
+    ends = [(t, at.energy_j + per_second_j * (at.time_s - t)) for t in (first_s, last_s)]
+    return GuideLine("constant cost", panel, ends[0], ends[1])
+
+
+def _height(line: GuideLine, x: float) -> float:
+    """Return a line's y at an x.
+
+    >>> _height(GuideLine("", "", (0.0, 1.0), (2.0, 5.0)), 1.0)
+    3.0
+    """
+    (x0, y0), (x1, y1) = line.begin, line.end
+    return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def over_batch_size(traces: Sequence[Trace]) -> Result:

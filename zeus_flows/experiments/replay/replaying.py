@@ -26,6 +26,7 @@ from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
 
 PUBLISHED_ATTEMPTS = 20
+AS_PUBLISHED = ("zeus-paper", "zeus-paper-unpruned")
 LAST = 5  # the paper judges a policy by its last five recurrences
 
 
@@ -46,6 +47,8 @@ class TraceTrainer:
         rng: Draws the repetitions.
         free_refusals: A run that may not train one epoch costs nothing, as the published simulator has it. Otherwise
             it pays for the profile that told.
+        offline: Each power limit is measured by a whole run of its own instead of a few seconds of the first epoch:
+            what just-in-time profiling is compared with (section 6.7).
         shifts: Traces that take over from a recurrence on, for drift.
     """
 
@@ -58,12 +61,13 @@ class TraceTrainer:
         rng: np.random.Generator,
         *,
         free_refusals: bool = False,
+        offline: bool = False,
         shifts: Mapping[int, Trace] | None = None,
     ) -> None:
         self.gpu: Gpu = trace.gpu
         self.power_limits_w = trace.power_limits_w
         self._trace, self._job, self._rng = trace, job, rng
-        self._free_refusals = free_refusals
+        self._free_refusals, self._offline = free_refusals, offline
         self._shifts = dict(shifts or {})
         self._best: dict[int, tuple[LimitMeasurement, Epoch, float, Epoch]] = {}
 
@@ -95,6 +99,11 @@ class TraceTrainer:
             fixed_w = decision.power_limit_w or trace.gpu.max_power_w
             at = min(trace.profiles[b].measurements, key=lambda m: abs(m.power_limit_w - fixed_w))
             epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
+        measured = trace.profiles[b] if profiles else None
+        if profiles and self._offline:
+            at, measured = _next_limit(trace.profiles[b], profile)
+            epoch, limit_w, profiles = _epoch(trace, b, at), at.power_limit_w, False
+            cost_j = price(self._job, trace.gpu.max_power_w).of(epoch.energy_j, epoch.time_s)
         allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
         if curve and isinstance(decision.cut, PlannedCut) and decision.cut.reference is not None:
             # a bound may come before a look is over
@@ -121,7 +130,7 @@ class TraceTrainer:
             energy_source=self.energy_source,
             samples_per_epoch=trace.samples_per_epoch,
             power_limit_w=limit_w,
-            profile=trace.profiles[b] if profiles else None,
+            profile=measured,
             profiling_energy_j=began * first.energy_j if profiles else 0.0,
             profiling_time_s=began * first.time_s if profiles else 0.0,
             epochs_allowed=allowed,
@@ -201,7 +210,7 @@ def replay_job(trace: Trace, policy: str, **changes: object) -> Job:
         default_batch_size=trace.default_batch_size,
         max_epochs=trace.max_epochs,
         policy=policy,
-        max_attempts=PUBLISHED_ATTEMPTS if policy == "zeus-paper" else 4,
+        max_attempts=PUBLISHED_ATTEMPTS if policy in AS_PUBLISHED else 4,
     )
     return replace(job, **changes)  # type: ignore[arg-type]
 
@@ -214,6 +223,7 @@ def replay(
     seed: int = 0,
     shifts: Mapping[int, Trace] | None = None,
     free_refusals: bool | None = None,
+    offline: bool = False,
     watch: Callable[[Recurrence], None] | None = None,
 ) -> Replay:
     """Replay a job on a trace.
@@ -225,11 +235,13 @@ def replay(
         seed: Seeds the policy and the draws of training runs.
         shifts: Traces that take over from a recurrence on.
         free_refusals: See `TraceTrainer`; by default only for `zeus-paper`, as published.
+        offline: See `TraceTrainer`.
         watch: Called with each recurrence.
     """
     job = replace(job, seed=seed)
-    free = job.policy == "zeus-paper" if free_refusals is None else free_refusals
-    trainer = TraceTrainer(trace, job, np.random.default_rng(seed), free_refusals=free, shifts=shifts)
+    free = job.policy in AS_PUBLISHED if free_refusals is None else free_refusals
+    rng = np.random.default_rng(seed)
+    trainer = TraceTrainer(trace, job, rng, free_refusals=free, offline=offline, shifts=shifts)
     steps = LocalSteps(job, MemoryLedger(job, trainer.energy_source, account=False), trainer)
     done = []
     for _ in range(recurrences):
@@ -255,6 +267,14 @@ def replay(
         converged=tuple(o.converged for o in last),
         best_cost_j=trace.best_cost_j(job),
     )
+
+
+def _next_limit(whole: PowerProfile, known: PowerProfile | None) -> tuple[LimitMeasurement, PowerProfile]:
+    """Return the greatest limit that no run measured yet, and the profile once one has."""
+    before = () if known is None else known.measurements
+    at = next(m for m in whole.measurements if m.power_limit_w not in {k.power_limit_w for k in before})
+    measured = (*before, at)
+    return at, replace(whole, measurements=measured, complete=len(measured) == len(whole.measurements))
 
 
 def _watched(

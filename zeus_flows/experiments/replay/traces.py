@@ -6,10 +6,9 @@ training run and target) and `summary_power_<gpu>.csv` (one row per batch size a
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +18,8 @@ from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
 from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
-from zeus_flows.core.text import shown
 from zeus_flows.errors import ConfigError
+from zeus_flows.experiments.replay.csv_rows import integer, number, rows
 
 TRAIN_COLUMNS = (
     *("dataset", "network", "batch_size", "optimizer", "learning_rate"),
@@ -143,11 +142,11 @@ def read_trace(
     epochs: dict[int, list[int | None]] = {}
     levels: dict[tuple[int, str, str], list[tuple[int, float]]] = {}
     targets: dict[int, list[tuple[int, str, str]]] = {}
-    for where, row in _rows(folder / "summary_train.csv", TRAIN_COLUMNS):
+    for where, row in rows(folder / "summary_train.csv", TRAIN_COLUMNS):
         if not _matches(row, spec):
             continue
-        reached = None if row["target_epoch"] in ("", "nan") else _integer(where, row, "target_epoch")
-        level, b = _number(where, row, "target_metric"), _integer(where, row, "batch_size")
+        reached = None if row["target_epoch"] in ("", "nan") else integer(where, row, "target_epoch")
+        level, b = number(where, row, "target_metric"), integer(where, row, "batch_size")
         run = (b, row["learning_rate"], row["run"])
         if abs(level - target) < 1e-9:
             epochs.setdefault(b, []).append(reached)
@@ -157,15 +156,15 @@ def read_trace(
     power_file = folder / f"summary_power_{gpu}.csv"
     limits: dict[int, list[LimitMeasurement]] = {}
     max_power_w = 0.0
-    for where, row in _rows(power_file, POWER_COLUMNS):
-        limit = _number(where, row, "power_limit")
+    for where, row in rows(power_file, POWER_COLUMNS):
+        limit = number(where, row, "power_limit")
         max_power_w = max(max_power_w, limit)
         if _matches(row, spec):
-            seconds, watts = _number(where, row, "time_per_epoch"), _number(where, row, "average_power")
+            seconds, watts = number(where, row, "time_per_epoch"), number(where, row, "average_power")
             if min(limit, seconds, watts) <= 0:
                 raise ConfigError(f"{where}: power limit, time and power must be positive")
             measured = LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds)
-            limits.setdefault(_integer(where, row, "batch_size"), []).append(measured)
+            limits.setdefault(integer(where, row, "batch_size"), []).append(measured)
     overheads = _read_overheads(folder / f"summary_overheads_{gpu}.csv", spec)
     arms = sorted(b for b in epochs if b in limits)
     if not arms:
@@ -217,17 +216,17 @@ def _curves(levels: Mapping[int, Sequence[Sequence[tuple[int, float]]]], target:
 def _read_overheads(file: Path, spec: TraceJob) -> dict[int, Overheads]:
     """Read what runs take beside their steps, where a folder tells: published ones do not."""
     known: dict[int, Overheads] = {}
-    for where, row in _rows(file, OVERHEAD_COLUMNS) if file.exists() else ():
+    for where, row in rows(file, OVERHEAD_COLUMNS) if file.exists() else ():
         if not _matches(row, spec):
             continue
-        limit, per_epoch = _number(where, row, "power_limit"), _number(where, row, "evaluations_per_epoch")
+        limit, per_epoch = number(where, row, "power_limit"), number(where, row, "evaluations_per_epoch")
         once, evaluation, rest = (
-            (_number(where, row, f"{part}_energy"), _number(where, row, f"{part}_time"))
+            (number(where, row, f"{part}_energy"), number(where, row, f"{part}_time"))
             for part in ("once", "evaluation", "rest")
         )
         if min(per_epoch, *once, *evaluation, *rest) < 0:
             raise ConfigError(f"{where}: times, energies and counts must not be negative")
-        b = _integer(where, row, "batch_size")
+        b = integer(where, row, "batch_size")
         at = Part(per_epoch, per_epoch * evaluation[0], per_epoch * evaluation[1])
         others = known[b].evaluation if b in known else ()
         share = len(others) + 1  # evaluations per epoch is told once for each limit
@@ -247,20 +246,20 @@ def jobs_in(folder: Path, published: Mapping[str, TraceJob]) -> dict[str, TraceJ
     """
     datasets = {spec.dataset for spec in published.values()}
     found: dict[str, TraceJob] = {}
-    for where, row in _rows(folder / "summary_train.csv", TRAIN_COLUMNS):
+    for where, row in rows(folder / "summary_train.csv", TRAIN_COLUMNS):
         for name, spec in published.items():
             if _matches(row, spec):
                 found[name] = spec
         if row["dataset"] in datasets:
             continue
-        batch_size = _integer(where, row, "batch_size")
-        epochs = 1 if row["target_epoch"] in ("", "nan") else _integer(where, row, "target_epoch")
+        batch_size = integer(where, row, "batch_size")
+        epochs = 1 if row["target_epoch"] in ("", "nan") else integer(where, row, "target_epoch")
         known = found.get(row["dataset"])
         found[row["dataset"]] = TraceJob(
             row["dataset"],
             row["network"],
             row["optimizer"],
-            _number(where, row, "target_metric"),
+            number(where, row, "target_metric"),
             max_epochs=max(2 * epochs, known.max_epochs if known else 1),
             default_batch_size=max(batch_size, known.default_batch_size if known else 1),
         )
@@ -269,43 +268,3 @@ def jobs_in(folder: Path, published: Mapping[str, TraceJob]) -> dict[str, TraceJ
 
 def _matches(row: Mapping[str, str], spec: TraceJob) -> bool:
     return (row["dataset"], row["network"], row["optimizer"]) == (spec.dataset, spec.network, spec.optimizer)
-
-
-def _rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield `file:line` and each row as a mapping."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: there is no such file; --traces names the folder that holds the traces") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
-    reader = csv.reader(text.splitlines())
-    try:
-        lines = [(reader.line_num, cells) for cells in reader if cells]
-    except csv.Error as error:
-        raise ConfigError(f"{file}:{reader.line_num}: {error}") from None
-    header = lines[0][1] if lines else []
-    missing = [c for c in columns if c not in header]
-    if missing:
-        raise ConfigError(f"{file}:1: the columns {', '.join(missing)} are missing")
-    for number, cells in lines[1:]:
-        if len(cells) != len(header):
-            raise ConfigError(f"{file}:{number}: {len(cells)} cells where the header has {len(header)}")
-        yield f"{file}:{number}", dict(zip(header, cells, strict=True))
-
-
-def _number(where: str, row: Mapping[str, str], column: str) -> float:
-    try:
-        value = float(row[column])
-    except ValueError:
-        raise ConfigError(f"{where}: {column} must be a number, not {shown(row[column])}") from None
-    if not math.isfinite(value):
-        raise ConfigError(f"{where}: {column} must be finite, not {shown(row[column])}")
-    return value
-
-
-def _integer(where: str, row: Mapping[str, str], column: str) -> int:
-    value = _number(where, row, column)
-    if value != int(value) or not 1 <= value <= 10**9:
-        raise ConfigError(f"{where}: {column} must be a positive whole number, not {shown(row[column])}")
-    return int(value)

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import DatasetInput, Experiment, Metric, Param, Run, RunTag, ViewType
@@ -27,12 +26,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from zeus_flows.errors import ConfigError, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.mlflow import names
+from zeus_flows.ledger.mlflow.address import location
 from zeus_flows.ledger.mlflow.client_errors import is_about_a_deleted_run, named_error
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.ledger.mlflow.tables import read_params
 from zeus_flows.masking import mask_logs
-from zeus_flows.settings import bound_mlflow, workspace
+from zeus_flows.settings import bound_mlflow
 
 T = TypeVar("T")
 
@@ -204,6 +204,21 @@ class Store:
                 raise
             return None
 
+    def experiment_id(self, name: str) -> str:
+        """Return the id of an experiment; made if need be.
+
+        Of a SQLite database its artifacts lie beside that, not in whatever directory this process is in.
+        """
+        if (found := self.experiment(name)) is None:
+            uri, place = str(self.client.tracking_uri), None
+            if uri.startswith("sqlite:///"):
+                place = (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlruns" / name).as_uri()
+            if (made := self.create_experiment(name, artifacts=place)) is not None:
+                return made
+            found = self.experiment(name)
+            assert found is not None
+        return str(found.experiment_id)
+
     def name_root(self, name: str, run_id: str, *, note: str = "") -> tuple[str, str]:
         """Create an experiment that names a run, unless there is one; return its id and the run that it names.
 
@@ -355,37 +370,6 @@ class Store:
             ) from None
         self.answered_s = time.monotonic()
         return answer
-
-
-def may_exist(tracking_uri: str) -> bool:
-    """Return whether there can be runs: asking MLflow would make a missing sqlite file.
-
-    >>> may_exist("sqlite:////no/such/folder/mlflow.db"), may_exist("https://mlflow.example.org")
-    (False, True)
-    """
-    return not tracking_uri.startswith("sqlite:///") or Path(tracking_uri.removeprefix("sqlite:///")).exists()
-
-
-def location(tracking_uri: str) -> str:
-    """Return where a tracking URI points: the same from every folder, without user, password or options.
-
-    A server's workspace is part of it: what waits for one must never be delivered to another.
-
-    >>> location("postgresql://me:secret@db:5432/mlflow?password=secret")
-    'postgresql://db:5432/mlflow'
-    >>> location("postgresql://me@/mlflow?host=/run/postgresql&sslmode=disable")
-    'postgresql:///mlflow?host=/run/postgresql'
-    """
-    parts = urlsplit(tracking_uri)
-    if parts.scheme.startswith("sqlite"):
-        path = tracking_uri.partition("///")[2].partition("?")[0]
-        return f"{parts.scheme}:///{Path(path).absolute()}"
-    socket = [f"{name}={value}" for name, value in parse_qsl(parts.query) if name in ("host", "port")]
-    if not parts.netloc:
-        return parts.path
-    inside = f"#{workspace(tracking_uri)}" if workspace(tracking_uri) else ""
-    where = (parts.scheme, "://", parts.netloc.rpartition("@")[2], parts.path, *("?" + s for s in socket), inside)
-    return "".join(where)
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T:

@@ -8,19 +8,22 @@ the recurrence's end share it. `zeus_flows.ledger.mlflow.ledger` has what is pro
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from zeus_flows.core import policy
-from zeus_flows.core.drift_windows import Boundary, boundary
+from zeus_flows.core.drift_windows import boundary
 from zeus_flows.core.job import Job
 from zeus_flows.core.records import Gap, InFlight, Observation
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.mlflow import names, pages, set_aside, snapshot
+from zeus_flows.ledger.mlflow import pages, set_aside, snapshot
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
-from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, of_window
+from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.reading import Learnt, Reading
+from zeus_flows.ledger.mlflow.snapshot_writer import SnapshotWriter
+from zeus_flows.ledger.mlflow.window_run import CurrentWindow, of_window
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History
 
@@ -32,51 +35,6 @@ _STRIDE: Final = 5 * pages.SIZE
 _LATE: Final = 2 * snapshot.EVERY
 #: Recurrences whose folding anew is worth a line.
 _WORTH_SAYING: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What one look at a ledger found.
-
-    Attributes:
-        window: The drift window that was the current one.
-        page: The pages since the snapshot, as one.
-        still_open: Attempts on them without an observation.
-        state: The fold of all closed attempts.
-        upto: How far nothing can be added to the history any more.
-        closed: The fold up to there.
-        saved: How far a snapshot covers it.
-        outdated: Whether it grew from a snapshot that serves, but is to be folded anew.
-        passed: The fold at the end of each page that was passed, where that page has no snapshot yet.
-    """
-
-    window: CurrentWindow
-    page: Page
-    still_open: tuple[OpenAttempt, ...]
-    state: policy.State
-    upto: int
-    closed: policy.State
-    saved: int
-    outdated: bool
-    passed: Mapping[int, policy.State] = field(default_factory=dict)
-
-    @property
-    def lag(self) -> int:
-        """How many recurrences a new snapshot would cover that the last one does not."""
-        return 0 if self.outdated else self.upto - self.saved
-
-
-@dataclass(frozen=True, slots=True)
-class Learnt:
-    """The state after a recurrence, and the boundary that it makes, if any.
-
-    Attributes:
-        whole: Whether the state has all sums; not where an earlier version wrote the snapshot it grew from.
-    """
-
-    after: policy.State
-    boundary: Boundary | None
-    whole: bool = True
 
 
 class HistoryReader:
@@ -97,6 +55,7 @@ class HistoryReader:
 
     def __init__(self, job: Job, layout: Layout, attempts: Attempts, windows: Windows) -> None:
         self._job, self._layout, self._attempts, self._windows = job, layout, attempts, windows
+        self._writer = SnapshotWriter(job, layout, attempts)
         self.is_outdated = False
         self.seen: Reading | None = None
         self.swept: Reading | None = None
@@ -207,19 +166,19 @@ class HistoryReader:
         for number in numbers:
             if stopped():
                 if upto > saved:
-                    self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
+                    self._writer.keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
                 return 0
             upto, state = self._fold_page(window, number, page, still_open, upto, state)
             if upto == pages.last_of(number):
-                self._keep_page(window, number, state)
+                self._writer.keep_page(window, number, state)
             if upto - saved >= _STRIDE and number != numbers[-1]:
-                self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
+                self._writer.keep(window, snapshot.Snapshot(upto, state, deleted=deleted), head=snapshot.ANEW)
                 saved = upto
         window = self._layout.look()  # another may have begun meanwhile, or somebody else be done
         if not self._outdated(window):
             return 0
         cleared = snapshot.cleared(window.tags, snapshot.ANEW)
-        self._keep(window, snapshot.Snapshot(upto, state, deleted=deleted), also=cleared)
+        self._writer.keep(window, snapshot.Snapshot(upto, state, deleted=deleted), also=cleared)
         covered = upto - window.counts_from + 1
         log.warning("%s: the history is folded anew; the snapshot covers %d recurrences", self._job.name, covered)
         return covered
@@ -303,17 +262,10 @@ class HistoryReader:
         Where attempts were deleted, or brought back, since that one was made, it is marked instead: it serves until the
         history was folded anew, as one of an earlier version does.
         """
-        tags, holds = self._grown(window, known)
+        tags, holds = self._writer.grown(window, known)
         self._layout.tag(window, tags)
         self.is_outdated = not holds
         return holds
-
-    def _grown(self, window: CurrentWindow, known: snapshot.Snapshot) -> tuple[dict[str, str], bool]:
-        """Return the tags of a snapshot that grew from a window's, or those that mark that one; and which they are."""
-        deleted = self._attempts.deleted()
-        if overtaken := snapshot.overtake(self._job, window.tags, deleted):
-            return overtaken, False
-        return snapshot.dump(replace(known, deleted=deleted), over=window.tags), True
 
     def due(self, window_id: str) -> dict[str, str]:
         """Return the tags of the snapshot that is due on a window's run, to be written with a recurrence's point."""
@@ -323,7 +275,7 @@ class HistoryReader:
         if not self._layout.is_mine(known.window):
             return {}
         self.decided_on = replace(known, saved=known.upto)
-        return self._grown(known.window, snapshot.Snapshot(known.upto, known.closed))[0]
+        return self._writer.grown(known.window, snapshot.Snapshot(known.upto, known.closed))[0]
 
     def keep_pages(self) -> None:
         """Write the snapshots that end pages, where the last decision passed any: old ones are explained from them."""
@@ -332,25 +284,8 @@ class HistoryReader:
             return
         if not known.outdated and self._layout.is_mine(known.window):
             for number, state in sorted(known.passed.items()):
-                self._keep_page(known.window, number, state)
+                self._writer.keep_page(known.window, number, state)
         self.decided_on = replace(known, passed={})
-
-    def _keep_page(self, window: CurrentWindow, number: int, state: policy.State) -> None:
-        """Write the snapshot that ends a page to its run."""
-        kept = snapshot.dump(snapshot.Snapshot(pages.last_of(number), state))
-        self._layout.tag_page(number, kept | {names.SNAPSHOT_OF: of_window(window)})
-
-    def _keep(
-        self,
-        window: CurrentWindow,
-        known: snapshot.Snapshot,
-        *,
-        head: str = snapshot.HEAD,
-        also: Mapping[str, str] | None = None,
-    ) -> None:
-        """Write a snapshot to a window's run."""
-        tags = snapshot.dump(known, head=head, over=window.tags) | dict(also or {})
-        self._layout.tag(window, tags)
 
     def _read_all(self, told: Progress = untold) -> tuple[CurrentWindow | None, Page]:
         """Return the current window, and all pages as one, after reading every attempt that may count."""

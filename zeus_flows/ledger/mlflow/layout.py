@@ -7,9 +7,8 @@ makes them, and everyone finds the same.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -22,14 +21,16 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import LedgerDamaged, StoreError, UnknownAttempt
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.mlflow import names, pages, snapshot
-from zeus_flows.ledger.mlflow.client import Store, location
+from zeus_flows.ledger.mlflow import names, pages
+from zeus_flows.ledger.mlflow.address import key_of
+from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.places import find_places, ledger_name, ledger_note, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
+from zeus_flows.ledger.mlflow.window_run import CurrentWindow, read_window
 
 #: Pages that are as fast read one by one.
 _FEW: Final = 2
@@ -49,17 +50,6 @@ def _naming_what_is_gone(read: Callable[Concatenate[Layout, P], T]) -> Callable[
             raise layout.damaged(error) from None
 
     return reading
-
-
-@dataclass(frozen=True, slots=True)
-class CurrentWindow:
-    """The drift window that recurrences belong to now."""
-
-    run_id: str
-    number: int
-    first: int
-    counts_from: int
-    tags: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +93,7 @@ class Layout:
     @property
     def key(self) -> str:
         """Names the store and the job, without secrets."""
-        return json.dumps([self._store.location, self._job.name])
+        return key_of(self._store.location, self._job.name)
 
     @property
     def experiment_id(self) -> str:
@@ -115,6 +105,11 @@ class Layout:
             found = find_places(self._store, self._job.name).job if made is None else None
             self._experiment_id = made or str(found.experiment_id if found else "")
         return self._experiment_id
+
+    @property
+    def experiment_ids(self) -> tuple[str, str]:
+        """That experiment and the ledger's own, which holds the pages; made if need be."""
+        return self.experiment_id, self._require_root()[0]
 
     @property
     def about(self) -> dict[str, str]:
@@ -400,58 +395,3 @@ class Layout:
         for run_id in ids:
             page.read(known[run_id] if run_id in known else self._store.params(run_id))
         return page
-
-    # -- what is part of it ------------------------------------------------------------------------------------------
-
-    def unended_runs(self, *, most: int) -> Sequence[Run]:
-        """Return the newest runs of this ledger that look as if something were running."""
-        root = self._find_root(make=False)
-        if root is None:
-            return ()
-        found = self._store.search([self.experiment_id, root[0]], "attributes.status = 'RUNNING'", most=most)
-        return [run for run in found if run.info.lifecycle_stage == "active" and names.KIND in run.data.tags]
-
-    def is_linked(self, run: Run) -> bool:
-        """Return whether a run is part of the ledger, by what the pages, the root or the chain of windows say."""
-        tags, run_id = run.data.tags, str(run.info.run_id)
-        match tags[names.KIND]:
-            case RunKind.ATTEMPT:
-                recurrence, attempt = int(tags[names.RECURRENCE]), int(tags[names.ATTEMPT])
-                known = pages.number_of(recurrence) in self.page_ids()
-                return known and self.read_page_of(recurrence).attempts.get((recurrence, attempt)) == run_id
-            case RunKind.GATE:
-                recurrence = int(tags[names.RECURRENCE])
-                known = pages.number_of(recurrence) in self.page_ids()
-                return known and self.read_page_of(recurrence).gates.get(recurrence) == run_id
-            case RunKind.PAGE:
-                return run_id in self.page_ids().values()
-            case RunKind.DRIFT_WINDOW:
-                return run_id in self.windows()
-        return True
-
-
-def ledger_key(tracking_uri: str, job: str) -> str:
-    """Return what names a store and a job, without secrets: `Layout.key` without a connection."""
-    return json.dumps([location(tracking_uri), job])
-
-
-def read_window(run: Run) -> CurrentWindow:
-    """Return the drift window that a run is."""
-    params = run.data.params
-    return CurrentWindow(
-        run_id=str(run.info.run_id),
-        number=int(params[names.WINDOW]),
-        first=int(params[names.FIRST_RECURRENCE]),
-        counts_from=int(params[names.COUNTS_FROM]),
-        tags=dict(run.data.tags),
-    )
-
-
-def of_window(window: CurrentWindow) -> str:
-    """Return what a snapshot that ends a page is of: which observations count in a window, and from when on."""
-    return f"{window.tags.get(names.FINGERPRINT)} {window.tags.get(names.ENERGY_SOURCE)} from {window.counts_from}"
-
-
-def snapshot_of(window: CurrentWindow) -> dict[str, str]:
-    """Return the tags of a window's snapshot."""
-    return {name: value for name, value in window.tags.items() if value and name.startswith(snapshot.HEAD)}

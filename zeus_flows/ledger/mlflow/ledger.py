@@ -27,31 +27,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mlflow.entities import Run
-from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
 from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.drift_windows import Boundary, beliefs, best_arm
+from zeus_flows.core.drift_windows import Boundary
 from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
-from zeus_flows.core.reasons import ReasonKind
-from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, in_parts, unobserved
-from zeus_flows.core.text import setting_text
+from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import charts, names, pages
+from zeus_flows.ledger.mlflow import charts, membership, names, pages, run_words
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
 from zeus_flows.ledger.mlflow.claims import Claims, open_claims
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
-from zeus_flows.ledger.mlflow.history import HistoryReader, Reading
-from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, Whereabouts, snapshot_of
-from zeus_flows.ledger.mlflow.names import RunKind
+from zeus_flows.ledger.mlflow.history import HistoryReader
+from zeus_flows.ledger.mlflow.layout import Layout, Whereabouts
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.past import Past, PastAttempt
+from zeus_flows.ledger.mlflow.reading import Reading
+from zeus_flows.ledger.mlflow.window_run import CurrentWindow, snapshot_of
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History, Ledger
 
@@ -59,8 +57,6 @@ log = logging.getLogger(__name__)
 
 #: The fingerprint of an observation that says its attempt died: comparable with nothing, so it never counts.
 DEAD: Final = "declared dead"
-#: What a context may hold that an attempt's run has as a param.
-_PARAMS: Final = frozenset({names.LEARNING_RATE})
 
 
 class MlflowLedger:
@@ -156,21 +152,18 @@ class MlflowLedger:
         """
         text = codec.dump_decision(decision)
         page = self.layout.page_of(decision.recurrence)
-        tags = self._decision_tags(decision, context) | {names.LEASE: (holder or self._holder).dump()}
+        tags = run_words.decision_tags(self._job, decision, self._windows.tags(), context)
+        tags[names.LEASE] = (holder or self._holder).dump()
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=run_name(decision, decision.power_limit_w),
+            name=run_words.run_name(decision, decision.power_limit_w),
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
         self._attempts.started(start_ms)
         reached("after-create-run")
-        params = {names.BATCH_SIZE: str(decision.batch_size), names.SEED: str(decision.seed), names.DECISION: text}
-        if decision.micro_batch_size is not None:
-            params[names.MICRO_BATCH_SIZE] = str(decision.micro_batch_size)
-        params |= {name: value for name, value in _said(context).items() if name in _PARAMS}
-        self.store.log(run_id, params=params)
+        self.store.log(run_id, params=run_words.decision_params(decision, context, text))
         reached("after-log-decision")
         standing = self.store.set_once(page, names.attempt_run(decision.recurrence, decision.attempt), run_id)
         reached("after-link-decision")
@@ -226,11 +219,7 @@ class MlflowLedger:
         reached("after-observation")
         self._attempts.close(attempt_id, codec.load_observation(text))
         shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
-        tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
-        tags[MLFLOW_RUN_NAME] = run_name(observation, observation.power_limit_w)
-        if observation.foreign_limit_w is not None:
-            tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
-        self.store.log(attempt_id, metrics=shown, tags=tags)
+        self.store.log(attempt_id, metrics=shown, tags=run_words.outcome_tags(observation))
         reached("after-outcome")
         self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
         reached("after-terminate")
@@ -246,7 +235,7 @@ class MlflowLedger:
         if observations:
             values = dict(charts.of_recurrence(self._job, observations))
             learnt = self._reader.learnt(recurrence, observations)
-            tags = {} if learnt is None else self._belief_tags(learnt.after)
+            tags = {} if learnt is None else run_words.belief_tags(self._job, learnt.after)
             means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
             if learnt is not None and learnt.whole and means_something:
                 values |= charts.of_savings(policy.saved(self._job, learnt.after))
@@ -356,11 +345,11 @@ class MlflowLedger:
 
     def unended_runs(self, *, most: int) -> Sequence[Run]:
         """Return the newest runs of this ledger that look as if something were running."""
-        return self.layout.unended_runs(most=most)
+        return membership.unended_runs(self.layout, self.store, most=most)
 
     def is_linked(self, run: Run) -> bool:
         """Return whether a run is part of the ledger."""
-        return self.layout.is_linked(run)
+        return membership.is_linked(self.layout, run)
 
     # -- drift windows -----------------------------------------------------------------------------------------------
 
@@ -392,44 +381,6 @@ class MlflowLedger:
 
     def _name(self, record: Decision | Observation) -> str:
         return f"attempt {record.recurrence}.{record.attempt} of {self._job.name}"
-
-    def _decision_tags(self, decision: Decision, context: Mapping[str, str]) -> dict[str, str]:
-        return {
-            names.KIND: RunKind.ATTEMPT,
-            names.RECURRENCE: str(decision.recurrence),
-            names.ATTEMPT: str(decision.attempt),
-            **self._windows.tags(),
-            names.POLICY: decision.policy,
-            names.MODE: (decision.mode or self._job.mode).value,
-            names.REASON: decision.reason.text,
-            names.EXPLORES: str(decision.explores).lower(),
-            names.DEGRADED: str(decision.degraded).lower(),
-            **({names.LATE: "true"} if decision.reason.kind is ReasonKind.LATE else {}),
-            **{name: value for name, value in _said(context).items() if name not in _PARAMS},
-        }
-
-    def _belief_tags(self, state: policy.State) -> dict[str, str]:
-        """Return what is believed of every arm, and which one is thought cheapest."""
-        arms = beliefs(self._job, state)
-        return {
-            names.BELIEFS: codec.dump_arms(arms),
-            names.BEST_BATCH_SIZE: str(best_arm(arms) or ""),
-        }
-
-
-def run_name(record: Decision | Observation, setting: float | None) -> str:
-    """Return what an attempt's run is called: MLflow's table shows about 25 characters.
-
-    Such as `#42 · 512 · 150 W`; `#42.2 · 64` where it is a second attempt and no limit is known yet. Whether its joules
-    are simulated is in its tags.
-    """
-    number = f"#{record.recurrence}" + (f".{record.attempt}" if record.attempt > 1 else "")
-    return " · ".join(filter(None, (number, in_parts(record), setting_text(setting))))
-
-
-def _said(context: Mapping[str, str]) -> dict[str, str]:
-    """Return those words of a context that say something."""
-    return {name: value for name, value in context.items() if value}
 
 
 def _conforms(ledger: MlflowLedger) -> Ledger:

@@ -21,6 +21,8 @@ class RunKind(StrEnum):
     PAGE = "page"
     EXPERIMENT = "experiment"
     SLICE = "slice"
+    FIGURE = "figure"
+    SIMULATION = "simulation"
 
 
 # Runs of several kinds.
@@ -293,8 +295,27 @@ def noticed(factor: str) -> str:
     return f"zf.noticed/times_{factor}"
 
 
+# A cluster simulation.
+ARRIVALS: Final = "zf.arrivals"
+JOBS: Final = "zf.jobs"
+TRAINING: Final = "zf.training"
+SEEDS: Final = "zf.seeds"
+ETA: Final = "zf.eta"
+BETA: Final = "zf.beta"
+
+
+def over_default(of: str, workload: str, policy: str) -> str:
+    """Return the metric of a policy's energy, time or cost on a workload, over the default's."""
+    return f"zf.over_default/{of}/{workload}/{policy}"
+
+
 def _number(zeroth: str, name: str) -> int | None:
     """Return the number at the end of a name, where the rest of it is the same as the zeroth's."""
     stem = zeroth.removesuffix("0")
     digits = name.removeprefix(stem)
     return int(digits) if name.startswith(stem) and digits.isdecimal() else None
+
+
+# A figure of the paper.
+CLAIMS_MET: Final = "zf.claims_met"
+CLAIMS_MISSED: Final = "zf.claims_missed"

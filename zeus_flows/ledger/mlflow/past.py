@@ -18,8 +18,9 @@ from zeus_flows.ledger.mlflow import names, pages, snapshot
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, Progress, untold
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, of_window, read_window
+from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.pages import Page
+from zeus_flows.ledger.mlflow.window_run import CurrentWindow, of_window, read_window
 
 
 @dataclass(frozen=True, slots=True)

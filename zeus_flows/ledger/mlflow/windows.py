@@ -9,8 +9,9 @@ from zeus_flows.core.job import Job
 from zeus_flows.ledger.mlflow import names, set_aside, snapshot
 from zeus_flows.ledger.mlflow.attempts import Attempts
 from zeus_flows.ledger.mlflow.client import Store
-from zeus_flows.ledger.mlflow.layout import CurrentWindow, Layout, snapshot_of
+from zeus_flows.ledger.mlflow.layout import Layout
 from zeus_flows.ledger.mlflow.set_aside import Change
+from zeus_flows.ledger.mlflow.window_run import CurrentWindow, snapshot_of
 from zeus_flows.ledger.protocol import SetAside
 
 log = logging.getLogger(__name__)
