@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 from tests.builders import observation
 from tests.conftest import SHARED
+from tests.experiments.by_hand import GPU, trace_by_hand
 from zeus_flows.cli import main
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.json import to_text
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
 from zeus_flows.core.records import Ask, Decision, Observation
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.cluster import simulating
@@ -32,27 +32,12 @@ from zeus_flows.experiments.replay.comparison import find_traces
 from zeus_flows.experiments.replay.replaying import TraceTrainer, replay, replay_job
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace
 
-GPU = Gpu("by-hand", 1, 100.0)
 INFERRED = SHARED / "cluster" / "alibaba_v2023_pseudo_groups.csv"
-
-
-def profile(batch_size: int, *, epoch_s: float) -> PowerProfile:
-    """Return what an epoch takes: 100 W at 100 W, and half of the power at 50 W without being slower."""
-    speed = SAMPLES_PER_EPOCH / epoch_s
-    return PowerProfile(batch_size, GPU, (LimitMeasurement(100.0, 100.0, speed), LimitMeasurement(50.0, 50.0, speed)))
 
 
 @pytest.fixture
 def by_hand() -> Trace:
-    """A trace without luck: 8 takes ten epochs of 10 s, 16 takes five of 10 s, 32 never reaches the target."""
-    return Trace(
-        workload="by-hand",
-        gpu=GPU,
-        epochs={8: (10,), 16: (5,), 32: (None,)},
-        profiles={b: profile(b, epoch_s=10.0) for b in (8, 16, 32)},
-        default_batch_size=8,
-        max_epochs=20,
-    )
+    return trace_by_hand()
 
 
 def watched(
