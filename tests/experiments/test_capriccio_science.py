@@ -55,7 +55,7 @@ def best(traces: list[Trace], job: Job) -> npt.NDArray[np.float64]:
 def regret_after_the_shift(name: str, window: int | None = None) -> float:
     job = Job("known", (32, 64, 128), 64, 200, policy=name, window=window, beta=4.0)
     slices = [BEFORE_SHIFT] * BEFORE + [AFTER_SHIFT] * AFTER
-    found = replay_slices(slices, job, best(slices, job), times=SEEDS)
+    found = replay_slices(slices, job, best(slices, job), seeds=range(SEEDS))
     return float(found.regret[:, BEFORE:].sum(axis=1).mean())
 
 
@@ -73,7 +73,7 @@ def test_once_recovered_the_window_and_the_reset_run_the_new_best_arm() -> None:
     job = Job("known", (32, 64, 128), 64, 200, policy="thompson", beta=4.0)
     slices = [BEFORE_SHIFT] * BEFORE + [AFTER_SHIFT] * AFTER
 
-    found = replay_slices(slices, job, best(slices, job), times=SEEDS)
+    found = replay_slices(slices, job, best(slices, job), seeds=range(SEEDS))
 
     assert found.regret[:, -10:].mean() < 0.1
     assert all(any(BEFORE < a <= BEFORE + 3 for a in alarms) for alarms in found.alarms)
@@ -83,7 +83,7 @@ def test_the_detector_notices_what_is_planted_and_raises_few_false_alarms() -> N
     job = Job("known", (32, 64, 128), 64, 200, policy="thompson")
     slices = [BEFORE_SHIFT] * 40
 
-    quiet = replay_slices(slices, job, best(slices, job), times=SEEDS)
+    quiet = replay_slices(slices, job, best(slices, job), seeds=range(SEEDS))
     found = {d.factor: d for d in detections(slices, job, times=SEEDS)}
 
     assert sum(map(len, quiet.alarms)) <= 0.02 * 40 * SEEDS

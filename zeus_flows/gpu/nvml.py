@@ -155,6 +155,19 @@ class NvmlDevice:
         except NotSupported:
             return False
 
+    def pci_address(self) -> str:
+        """Return its address as `lspci -D` writes it, the same in every container; empty where the driver is silent."""
+        try:
+            told = self._call("tell its PCI address", pynvml.nvmlDeviceGetPciInfo).busId
+        except NotSupported:
+            return ""
+        domain, _, rest = str(told.decode() if isinstance(told, bytes) else told).lower().partition(":")
+        return f"{int(domain, 16):04x}:{rest}"
+
+    def count(self) -> int:
+        """Return how many GPUs this process sees."""
+        return int(pynvml.nvmlDeviceGetCount())
+
     def process_ids(self) -> tuple[int, ...]:
         """Return the processes that compute on it, by the host's numbers: in a container they are not ours."""
         return tuple(p.pid for p in self._call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses))

@@ -328,6 +328,9 @@ API Return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *mig, void **handle
 DEVICE_FUNCTION(nvmlDeviceGetIndex, (void *handle, unsigned *out), *out = (unsigned)(size_t)handle - 1)
 DEVICE_FUNCTION(nvmlDeviceGetUUID, (void *handle, char *out, unsigned size),
                 char uuid[64]; write_uuid("GPU", (unsigned)(size_t)handle - 1, uuid); result = text(out, size, uuid))
+// nvmlPciInfo_t ends with the bus id, after 16 characters and five numbers.
+DEVICE_FUNCTION(nvmlDeviceGetPciInfo_v3, (void *handle, char *out), memset(out, 0, 68);
+                snprintf(out + 36, 32, "00000000:%02X:00.0", 1 + 64 * ((unsigned)(size_t)handle - 1)))
 DEVICE_FUNCTION(nvmlDeviceGetName, (void *handle, char *out, unsigned size), result = text(out, size, c->name))
 DEVICE_FUNCTION(nvmlDeviceGetArchitecture, (void *handle, unsigned *out), *out = c->arch)
 DEVICE_FUNCTION(nvmlDeviceGetPowerManagementLimitConstraints, (void *handle, unsigned *low, unsigned *high),
