@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from zeus_flows.core.early_stop import Cut, NoCut
 from zeus_flows.core.job import Job
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Ask
@@ -98,12 +98,12 @@ class View:
     may_explore: bool
     look_up_costs: Callable[[], Costs]
 
-    @cached_property
+    @lazy
     def rng(self) -> np.random.Generator:
         """All the randomness there is."""
         return np.random.default_rng(self.ask.seed)
 
-    @cached_property
+    @lazy
     def costs(self) -> Costs:
         """What a run of each arm costs, as far as that is known."""
         return self.look_up_costs()
