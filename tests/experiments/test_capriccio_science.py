@@ -143,7 +143,7 @@ max_epochs: 5
     assert overheads[32].evaluation_at(250.0).time_s == pytest.approx(6.0)
 
     assert gpu.max_power_w == 250.0
-    assert [m.power_limit_w for m in profiles[32].measurements] == [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]
+    assert [m.setting for m in profiles[32].measurements] == [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]
     assert profiles[64].measurements[0].samples_per_s > profiles[32].measurements[0].samples_per_s
 
 

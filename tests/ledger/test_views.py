@@ -236,8 +236,8 @@ def test_an_attempt_shows_what_it_saved_against_the_default(sqlite_uri: str) -> 
             outcome=outcome,
             energy_j=energy_j,
             time_s=took_s,
-            power_limit_w=limit_w,
-            limit_before_w=250.0,
+            setting=limit_w,
+            setting_before=250.0,
         )
         ledger.observed(attempt, done)
         ledger.ended(number, [done])

@@ -19,7 +19,7 @@ from scipy.special import betaincinv
 
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import Overheads
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Part, PowerProfile, SettingMeasurement
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.curves import Cell, Curves
 from zeus_flows.experiments.fan_out import FanOut, in_turn
@@ -222,7 +222,7 @@ def simulated_profiles(
         share, each = workload.evaluation_s / load.seconds_per_epoch, 1 / len(at)
         evaluation = tuple((limit, Part(1, share * s * w, share * s).times(each)) for limit, s, w in at)
         overheads[b] = Overheads(evaluation=tuple(sorted(evaluation)), rest=Part(1))
-        measured = tuple(LimitMeasurement(limit, watts, samples_per_epoch / seconds) for limit, seconds, watts in at)
+        measured = tuple(SettingMeasurement(limit, watts, samples_per_epoch / seconds) for limit, seconds, watts in at)
         profiles[b] = PowerProfile(b, gpu, measured)
     return gpu, profiles, overheads
 

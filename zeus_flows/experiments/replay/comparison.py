@@ -58,7 +58,7 @@ def default_run(trace: Trace, job: Job) -> DefaultRun:
     runs = trace.epochs[trace.default_batch_size]
     epochs = sum(trace.max_epochs if e is None else min(e, trace.max_epochs) for e in runs) / len(runs)
     profile = trace.profiles[trace.default_batch_size]
-    at = max(profile.measurements, key=lambda m: m.power_limit_w)
+    at = max(profile.measurements, key=lambda m: m.setting)
     overheads = trace.overheads.get(trace.default_batch_size, NOTHING)
     run = run_at(
         profile,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from zeus_flows.core.job import Job, Mode
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import EnergySource, Observation, in_parts
 from zeus_flows.core.savings import Savings
 from zeus_flows.core.text import joules, one_line, seconds, setting_text
@@ -107,7 +108,7 @@ def _runs_now(facts: JobFacts) -> str:
     newest = facts.newest
     if newest is None:
         return ""
-    return f"Batch size {in_parts(newest)}{_at(newest.power_limit_w)} runs now."
+    return f"Batch size {in_parts(newest)}{_at(newest.setting, newest.knob)} runs now."
 
 
 def _saves(facts: JobFacts) -> str:
@@ -133,7 +134,7 @@ def _savings(facts: JobFacts) -> list[str]:
         at = datetime.fromtimestamp(facts.began_ms / 1000, tz=UTC)
         began = f", {at.day} {at:%B %Y}"
     energy = "" if saved.in_seconds else f"{joules(total.energy_j)}{_mark(facts)} and "
-    default = f"batch size {saved.default.batch_size}{_at(saved.default.limit_w)}"
+    default = f"batch size {saved.default.batch_size}{_at(saved.default.setting, saved.default.knob)}"
     recurrences = f"{saved.so_far.recurrences} recurrence{'' if saved.so_far.recurrences == 1 else 's'}"
     return [
         f"It saved {energy}{seconds(total.time_s)} in {recurrences} since recurrence {facts.counts_from}{began}, "
@@ -146,8 +147,8 @@ def _mark(facts: JobFacts) -> str:
     return " (simulated)" if facts.energy_source is EnergySource.SIMULATED else ""
 
 
-def _at(limit_w: float | None) -> str:
-    return "" if limit_w is None else f" at {setting_text(limit_w)}"
+def _at(setting: float | None, knob: Knob) -> str:
+    return "" if setting is None else f" at {setting_text(setting, knob)}"
 
 
 def _digest(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 
 from zeus_flows.core.json import from_text, to_text
 from zeus_flows.core.records import Outcome
-from zeus_flows.core.settle import LINES
+from zeus_flows.core.settle import BATCH_SIZE, BY_KNOB, LEARNING, LUCK
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.names import RunKind
 from zeus_flows.ledger.mlflow.page_state import (
@@ -111,15 +111,25 @@ class SavedView:
 
 #: Every metric that runs have from us: MLflow would draw a chart of each.
 _OURS: Final = (
-    *(names.BATCH_SIZE, names.POWER_LIMIT_W, names.ENERGY_TO_ACCURACY_J, names.TIME_TO_ACCURACY_S, names.HOST_ENERGY_J),
+    *(
+        names.BATCH_SIZE,
+        *names.SETTING.values(),
+        names.ENERGY_TO_ACCURACY_J,
+        names.TIME_TO_ACCURACY_S,
+        names.HOST_ENERGY_J,
+    ),
     *(names.COST_J, names.COST_S, names.SAVED_J, names.SAVED_S, names.EPOCHS, names.CONVERGED, names.ATTEMPTS),
-    *(names.EPOCH_METRIC, names.EPOCH_ENERGY_J, names.EPOCH_TIME_S, names.EPOCH_POWER_LIMIT_W),
+    *(names.EPOCH_METRIC, names.EPOCH_ENERGY_J, names.EPOCH_TIME_S, *names.EPOCH_SETTING.values()),
     *(names.part(part, unit) for part in ("once", "evaluation", "rest", "training") for unit in "js"),
     *(names.SAVED_ENERGY_J, names.SAVED_ENERGY_LOW_J, names.SAVED_ENERGY_HIGH_J, names.SAVED_TIME_S),
     *(names.SAVED_COST_PERCENT, names.SAVED_RECURRENCES),
     *(names.SAVED_LOST_RECURRENCES, names.SAVED_SKIPPED_RECURRENCES),
     *(of(unit) for of in (names.saved_cost, names.saved_cost_low, names.saved_cost_high) for unit in "js"),
-    *(names.saved_by(line.replace(" ", "_"), unit) for line in LINES for unit in "js"),
+    *(
+        names.saved_by(line.replace(" ", "_"), unit)
+        for line in (*BY_KNOB.values(), BATCH_SIZE, LEARNING, LUCK)
+        for unit in "js"
+    ),
     *(names.GATE_VALUE, names.GATE_SKIPPED, names.GATE_AGE, names.GATE_TIME_S, names.GATE_ENERGY_J),
 )
 
@@ -164,7 +174,7 @@ def all_views(*, joules: bool) -> tuple[SavedView, ...]:
                 RunKind.DRIFT_WINDOW,
                 {
                     "What each recurrence took": [line(cost), *map(line, took)],
-                    "What was chosen": [line(names.BATCH_SIZE, log=True), line(names.POWER_LIMIT_W)],
+                    "What was chosen": [line(names.BATCH_SIZE, log=True), *map(line, names.SETTING.values())],
                     "Saved so far, against the default": [
                         line(names.SAVED_COST_PERCENT),
                         line(names.saved_cost(unit), names.saved_cost_low(unit), names.saved_cost_high(unit)),
@@ -224,7 +234,7 @@ def all_views(*, joules: bool) -> tuple[SavedView, ...]:
                     "What epochs took, added up, and at which power limit": [
                         *([line(names.EPOCH_ENERGY_J)] if joules else []),
                         line(names.EPOCH_TIME_S),
-                        line(names.EPOCH_POWER_LIMIT_W),
+                        *map(line, names.EPOCH_SETTING.values()),
                     ],
                 },
                 hidden=_OURS,
