@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
 from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.records import EnergySource
 from zeus_flows.yaml_file import Kind, Section, one_of
@@ -99,7 +100,7 @@ class Target(Section):
 
 
 class PowerLimitSection(Section):
-    """How the power limit is chosen and profiled."""
+    """How the power limit, or the clock, is chosen and profiled; `limits` is of power limits alone."""
 
     choose_by: Selector = Selector.COST
     slowdown: float = Field(default=1.1, ge=1.0, allow_inf_nan=True)  # .inf: however slow
@@ -337,6 +338,8 @@ class JobFile(Section):
     rollout: RolloutSection | None = None
     device: str = "auto"
     shared_gpu: bool = False
+    knob: Knob = Knob.POWER_LIMIT
+    locked_clocks_mhz: int | None = Field(default=None, gt=0, le=100_000)
     gpus: int | None = Field(default=None, ge=1, le=99)
     accumulate: bool = False
     batch_sizes: list[Annotated[int, Field(gt=0, le=10**9)]] = Field(min_length=1, max_length=200)

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 
 from tests.builders import observation
 from tests.conftest import SHARED
+from tests.experiments.by_hand import GPU, trace_by_hand
 from zeus_flows.cli import main
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
 from zeus_flows.core.json import to_text
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
 from zeus_flows.core.records import Ask, Decision, Observation
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.cluster import simulating
@@ -27,31 +27,17 @@ from zeus_flows.experiments.cluster.groups import Arrivals, DrawnGroup, ReadGrou
 from zeus_flows.experiments.cluster.ordered_fold import OrderedFold
 from zeus_flows.experiments.cluster.request import ClusterRequest, answer
 from zeus_flows.experiments.cluster.simulating import GroupSums, Submission, simulate
+from zeus_flows.experiments.fan_out import in_turn
 from zeus_flows.experiments.replay.comparison import find_traces
 from zeus_flows.experiments.replay.replaying import TraceTrainer, replay, replay_job
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace
 
-GPU = Gpu("by-hand", 1, 100.0)
 INFERRED = SHARED / "cluster" / "alibaba_v2023_pseudo_groups.csv"
-
-
-def profile(batch_size: int, *, epoch_s: float) -> PowerProfile:
-    """Return what an epoch takes: 100 W at 100 W, and half of the power at 50 W without being slower."""
-    speed = SAMPLES_PER_EPOCH / epoch_s
-    return PowerProfile(batch_size, GPU, (LimitMeasurement(100.0, 100.0, speed), LimitMeasurement(50.0, 50.0, speed)))
 
 
 @pytest.fixture
 def by_hand() -> Trace:
-    """A trace without luck: 8 takes ten epochs of 10 s, 16 takes five of 10 s, 32 never reaches the target."""
-    return Trace(
-        workload="by-hand",
-        gpu=GPU,
-        epochs={8: (10,), 16: (5,), 32: (None,)},
-        profiles={b: profile(b, epoch_s=10.0) for b in (8, 16, 32)},
-        default_batch_size=8,
-        max_epochs=20,
-    )
+    return trace_by_hand()
 
 
 def watched(
@@ -314,12 +300,10 @@ def test_the_order_in_which_pieces_are_done_changes_nothing() -> None:
     drawn = [DrawnGroup(f"{w}-{i}", w, 30, gap_s=900.0, seed=i) for w in ("cifar100", "squad") for i in range(3)]
     arrivals = Arrivals(tuple(drawn), "by hand")
 
-    def backwards(work, items):  # type: ignore[no-untyped-def]
+    def backwards(work, items, told=None):  # type: ignore[no-untyped-def]
         return [work(item) for item in reversed(items)][::-1]
 
-    forwards = compare_groups(
-        arrivals, traces, ["thompson"], seeds=[1, 2], fan_out=lambda work, items: [work(i) for i in items]
-    )
+    forwards = compare_groups(arrivals, traces, ["thompson"], seeds=[1, 2], fan_out=in_turn)
     assert forwards == compare_groups(arrivals, traces, ["thompson"], seeds=[1, 2], fan_out=backwards)
     assert len(forwards) == 3
     assert all(0 < r.energy.value < 1.2 for r in forwards)
@@ -379,4 +363,4 @@ def test_on_a_runner_the_rows_are_the_same_and_the_flow_writes_one_run_to_mlflow
 
 def test_a_request_without_policies_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no policy"):
-        answer(ClusterRequest(policies=()), lambda work, items: [work(i) for i in items])
+        answer(ClusterRequest(policies=()), in_turn)

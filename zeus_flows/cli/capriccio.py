@@ -17,9 +17,10 @@ import click
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the report and its figures; <name>-report by default.",
 )
+@click.option("--runner", help="Share training and replays out on a Prefect task runner, as `replay` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of rows.")
 def capriccio_command(
-    experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, as_json: bool
+    experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, runner: str | None, as_json: bool
 ) -> None:
     """Run the drift experiment that the file EXPERIMENT describes, or go on with it.
 
@@ -40,7 +41,7 @@ def capriccio_command(
     from zeus_flows.settings import read_settings
 
     console = Console(stderr=as_json)
-    summary = run_locally(experiment, data, tracking_uri, out, console)
+    summary = run_locally(experiment, data, tracking_uri, out, runner, console)
     if as_json:
         click.echo(json.dumps(jsonable(summary), indent=2))
         return

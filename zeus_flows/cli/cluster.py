@@ -124,7 +124,7 @@ def _as_flow(request: ClusterRequest, runner: str | None, *, tracked: bool, trac
         return run_cluster(request, runner=runner, tracked=tracked, in_turn=_telling, tracking_uri=tracking_uri)
 
 
-def _telling(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _telling(work: Callable[[T], R], items: Sequence[T], told: Callable[[T, R], None] | None = None) -> list[R]:
     """Do one after the other, and say how far that is where somebody watches."""
     import sys
 
@@ -133,6 +133,8 @@ def _telling(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{100 * count // len(items)} % simulated", nl=False, err=True)
         done.append(work(item))
+        if told is not None:
+            told(item, done[-1])
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", nl=False, err=True)
     return done

@@ -18,6 +18,7 @@ from zeus_flows.cli.models import models_command
 from zeus_flows.cli.paper import paper_command
 from zeus_flows.cli.replay import replay
 from zeus_flows.cli.telling import explain_command, status_command
+from zeus_flows.cli.what_if import what_if_command
 from zeus_flows.ending import end_when_told, note_exit
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
@@ -252,3 +253,4 @@ main.add_command(drift_command)
 main.add_command(models_command)
 main.add_command(status_command)
 main.add_command(explain_command)
+main.add_command(what_if_command)

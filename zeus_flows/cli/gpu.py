@@ -52,7 +52,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
         help="Where --measure writes its page, to attach to an issue; HTML where the name says so.",
     )
     def doctor(as_json: bool, minutes: float | None, load: str | None, page: Path) -> None:
-        """Look at driver, GPUs, power limits, energy sensors, permission, zeusd and sharing.
+        """Look at driver, GPUs, power limits, clocks, energy sensors, permission, zeusd and sharing.
 
         Each line says what was found, what that means for a job, and what to type. Exit 0 if a job could run here,
         else 4.
@@ -92,15 +92,15 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
 @click.command("restore-power")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def restore_power_command(as_json: bool) -> None:
-    """Put back power limits that killed jobs left behind.
+    """Put back power limits, and clocks that were locked, which killed jobs left behind.
 
     Jobs that still run are left alone. Exit 0 if nothing is left to put back, else 4.
     """
     from zeus_flows.core.json import jsonable
     from zeus_flows.errors import DeviceError, NoDevice
     from zeus_flows.gpu.device import Device
-    from zeus_flows.gpu.guard import restore_power
     from zeus_flows.gpu.nvml import Nvml
+    from zeus_flows.gpu.putting_back import restore_power
     from zeus_flows.gpu.zeusd import Zeusd, ZeusdDevice
 
     settings = read_settings()
@@ -118,7 +118,7 @@ def restore_power_command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(jsonable(restored), indent=2))
     elif not restored:
-        click.echo("no power limit was left behind")
+        click.echo("no power limit and no clock was left behind")
     else:
         for item in restored:
             click.echo(f"{item.uuid}: {item.text}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from zeus_flows.experiments.replay.comparison import FanOut
+    from zeus_flows.experiments.fan_out import FanOut
 
 
 @click.command("replay")
@@ -66,7 +66,8 @@ def replay(
     from zeus_flows.core.json import jsonable
     from zeus_flows.core.policy import POLICIES
     from zeus_flows.errors import ConfigError
-    from zeus_flows.experiments.replay.comparison import compare, find_traces, in_turn
+    from zeus_flows.experiments.fan_out import in_turn
+    from zeus_flows.experiments.replay.comparison import compare, find_traces
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     unknown = [name for name in names if name not in POLICIES]

@@ -33,7 +33,7 @@ def of_epoch(report: EpochReport, *, joules: bool = True) -> Values:
     return {
         names.EPOCH_ENERGY_J: report.energy_j if joules else None,
         names.EPOCH_TIME_S: report.time_s,
-        names.EPOCH_POWER_LIMIT_W: report.power_limit_w,
+        names.EPOCH_SETTING[report.knob]: report.setting,
         names.EPOCH_METRIC: report.metric,
         **own,
     }
@@ -44,7 +44,7 @@ def of_attempt(job: Job, observation: Observation) -> Values:
     joules = _in_joules(job, observation)
     return {
         names.BATCH_SIZE: float(observation.batch_size),
-        names.POWER_LIMIT_W: observation.power_limit_w,
+        names.SETTING[observation.knob]: observation.setting,
         names.ENERGY_TO_ACCURACY_J: observation.energy_j if joules else None,
         names.HOST_ENERGY_J: observation.host_energy_j if joules and observation.host_energy_j > 0 else None,
         names.TIME_TO_ACCURACY_S: observation.time_s,
@@ -66,7 +66,7 @@ def of_recurrence(job: Job, observations: Sequence[Observation]) -> Values:
         names.HOST_ENERGY_J: host_j if joules and host_j > 0 else None,
         names.TIME_TO_ACCURACY_S: sum(o.time_s for o in observations),
         names.BATCH_SIZE: float(last.batch_size),
-        names.POWER_LIMIT_W: last.power_limit_w,
+        names.SETTING[last.knob]: last.setting,
         names.ATTEMPTS: float(len(observations)),
     }
 

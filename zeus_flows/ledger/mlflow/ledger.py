@@ -157,7 +157,7 @@ class MlflowLedger:
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=run_words.run_name(decision, decision.power_limit_w),
+            name=run_words.run_name(decision, decision.setting),
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )

@@ -9,6 +9,8 @@ import re
 from enum import StrEnum
 from typing import Final
 
+from zeus_flows.core.power_profile import Knob
+
 PREFIX: Final = "zf."
 
 
@@ -71,6 +73,12 @@ EPOCH_METRIC: Final = "zf.epoch/metric"
 EPOCH_ENERGY_J: Final = "zf.epoch/energy_j"
 EPOCH_TIME_S: Final = "zf.epoch/time_s"
 EPOCH_POWER_LIMIT_W: Final = "zf.epoch/power_limit_w"
+CLOCK_MHZ: Final = "zf.clock_mhz"
+EPOCH_CLOCK_MHZ: Final = "zf.epoch/clock_mhz"
+
+#: The setting of each knob, of an attempt and of an epoch.
+SETTING: Final = {Knob.POWER_LIMIT: POWER_LIMIT_W, Knob.CLOCKS: CLOCK_MHZ}
+EPOCH_SETTING: Final = {Knob.POWER_LIMIT: EPOCH_POWER_LIMIT_W, Knob.CLOCKS: EPOCH_CLOCK_MHZ}
 
 
 # The model that an attempt kept.

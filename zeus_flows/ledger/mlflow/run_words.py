@@ -28,7 +28,7 @@ def run_name(record: Decision | Observation, setting: float | None) -> str:
     are simulated is in its tags.
     """
     number = f"#{record.recurrence}" + (f".{record.attempt}" if record.attempt > 1 else "")
-    return " · ".join(filter(None, (number, in_parts(record), setting_text(setting))))
+    return " · ".join(filter(None, (number, in_parts(record), setting_text(setting, record.knob))))
 
 
 def decision_tags(
@@ -68,7 +68,7 @@ def decision_params(decision: Decision, context: Mapping[str, str], text: str) -
 def outcome_tags(observation: Observation) -> dict[str, str]:
     """Return the tags that an attempt's run gets with its outcome; they rename it."""
     tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
-    tags[MLFLOW_RUN_NAME] = run_name(observation, observation.power_limit_w)
+    tags[MLFLOW_RUN_NAME] = run_name(observation, observation.setting)
     if observation.foreign_limit_w is not None:
         tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
     return tags
