@@ -17,7 +17,8 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTag
 from prefect.client.schemas.responses import DeploymentResponse
 
 from zeus_flows.core.job import Mode
-from zeus_flows.job_file import SimulatedGpu, parse_job
+from zeus_flows.job_file import parse_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.orchestration.pinned import PinnedFile, pinned_parameters
 from zeus_flows.orchestration.relay import outliving_the_worker
 from zeus_flows.orchestration.run_names import due_name

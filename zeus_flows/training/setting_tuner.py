@@ -17,7 +17,7 @@ from zeus_flows.core.power_profile import Knob, Part, PowerProfile, SettingMeasu
 from zeus_flows.core.records import Decision, EnergySource
 from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.job_file import PowerLimitSection
+from zeus_flows.job_sections.gpu_section import PowerLimitSection
 from zeus_flows.training.profiler import PowerProfiler
 
 log = logging.getLogger(__name__)
