@@ -303,7 +303,7 @@ class History:
     def truth(self) -> dict[str, Vector]:
         """Return the lines and the total as they are, for the recurrences that are compared."""
         world = self.world
-        lines = {name: np.zeros(3) for name in ("power limit", "batch size", "learning", "total")}
+        lines = {name: np.zeros(3) for name in ("power limit", "batch size", "learning", "total", "power only")}
         for recurrences, best in self.eras:
             if best is None:
                 continue
@@ -326,9 +326,11 @@ class History:
         lines["learning"] -= beside + profiling
         if b == B0 and run.setting is None:
             lines["total"] -= beside + profiling
+            lines["power only"] -= beside + profiling
             return
-        default = world.costs(B0, world.before_w, world.needed(B0, number), samples)
-        lines["total"] += default - beside - (plain + profiling if b == B0 else actual)  # readings err alike
+        ours = beside + (plain + profiling if b == B0 else actual)  # readings err alike
+        for name, default_w in (("total", world.before_w), ("power only", world.best_w(B0, samples))):
+            lines[name] += world.costs(B0, default_w, world.needed(B0, number), samples) - ours
         before = world.expected(B0, world.before_w, number)
         at_best = world.expected(B0, world.best_w(B0, samples), number)
         cheapest = world.expected(best, world.best_w(best, samples), number)

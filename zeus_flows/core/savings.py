@@ -29,6 +29,7 @@ from zeus_flows.core.settle import (
     LEARNING,
     LUCK,
     POWER_LIMIT,
+    POWER_ONLY,
     TOTAL,
     forecast,
     scatter,
@@ -40,6 +41,7 @@ __all__ = [
     "LEARNING",
     "LUCK",
     "POWER_LIMIT",
+    "POWER_ONLY",
     "TOTAL",
     "Account",
     "Amount",
@@ -81,12 +83,14 @@ class Compared:
         baseline: What the default would have taken.
         total: What was saved in all.
         lines: By what; they add up to the total.
+        power_only: What was saved against the default batch size at its best limit, had only that been tuned.
     """
 
     recurrences: int
     baseline: Amount
     total: Line
     lines: tuple[Line, ...] = ()
+    power_only: Line | None = None
 
     @property
     def spent(self) -> Amount:
@@ -286,13 +290,14 @@ def without_joules(value: Any) -> Any:
 
 def _compared(job: Job, known: Settled, quantile: float, names: tuple[str, ...]) -> Compared:
     lines = []
-    for name in (*names, TOTAL):
+    for name in (*names, POWER_ONLY, TOTAL):
         variances = known.variances.get(name, NO_AMOUNT)
         errors = [quantile * math.sqrt(max(variance, 0.0)) for variance in variances.figures]
         lines.append(_line(job, name, known.lines.get(name, NO_AMOUNT), Amount(*errors), known.baseline))
-    *parts, total = lines
+    *parts, power_only, total = lines
     shown = [p for p in parts if p.name != BATCH_SIZE or tunes_batch_size(job) or p.amount != NO_AMOUNT]
-    return Compared(known.recurrences, _shown(job, known.baseline, known.baseline), total, tuple(shown))
+    baseline = _shown(job, known.baseline, known.baseline)
+    return Compared(known.recurrences, baseline, total, tuple(shown), power_only)
 
 
 def _line(job: Job, name: str, amount: Amount, error: Amount, scale: Amount) -> Line:

@@ -10,7 +10,7 @@ recurrences in which something might be changed:
 
 The total is the default less what ran. Where b0 ran itself, the default's epochs are known: they are that run's own.
 Only for the others the mean of b0's runs stands in, and only there the total is in doubt: with M of them and n0 runs
-of b0, by the scatter of one run times sqrt(M^2 / n0 + M).
+of b0, by the scatter of one run times sqrt(M^2 / n0 + M). The same goes for the comparison with b0 at its best setting.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ BATCH_SIZE, LEARNING, LUCK, TOTAL = "batch size", "learning", "luck", "total"
 #: The line of each knob.
 BY_KNOB = {knob: knob.words for knob in Knob}
 POWER_LIMIT = BY_KNOB[Knob.POWER_LIMIT]
+#: The total against b0 at its best setting: what tuning the knob alone would have left to be saved.
+POWER_ONLY = "power only"
 
 #: Run-to-run scatter of epochs before any was seen, and how many degrees of freedom that expectation is worth.
 SCATTER, SCATTER_WEIGHT = 0.1, 6.0
@@ -116,9 +118,10 @@ class _Books:
     def __init__(self, job: Job, epochs: Mapping[int, Epochs], scatter: float, gpus: Sequence[str]) -> None:
         self._job, self._epochs, self._scatter = job, epochs, scatter
         self._sums = {name: np.zeros(4) for name in (*(BY_KNOB[knob_of(gpu)] for gpu in gpus), BATCH_SIZE, LEARNING)}
-        self._leans: dict[str, dict[_Error, Floats]] = {name: {} for name in (*self._sums, LUCK, TOTAL)}
-        self._alone = {name: np.zeros(4) for name in (*self._sums, LUCK, TOTAL)}
-        self.baseline, self.spent = np.zeros(4), np.zeros(4)
+        names = (*self._sums, LUCK, TOTAL, POWER_ONLY)
+        self._leans: dict[str, dict[_Error, Floats]] = {name: {} for name in names}
+        self._alone = {name: np.zeros(4) for name in names}
+        self.baselines, self.spent = {TOTAL: np.zeros(4), POWER_ONLY: np.zeros(4)}, np.zeros(4)
         self.recurrences = self.unchanged = 0
 
     def add(self, costs: RunCosts, attempts: Took) -> None:
@@ -133,16 +136,17 @@ class _Books:
         """Add one run that is only expected; b0's best setting goes with it."""
         b0, by_knob = self._job.default_batch_size, BY_KNOB[knob_of(run.gpu)]
         before = self._expect(costs, run, b0, None, {by_knob: 1, TOTAL: 1})
-        at_best = self._expect(costs, run, b0, default_setting, {by_knob: -1, BATCH_SIZE: 1})
-        cheapest = self._expect(costs, run, run.batch_size, run.setting, {BATCH_SIZE: -1, TOTAL: -1})
+        at_best = self._expect(costs, run, b0, default_setting, {by_knob: -1, BATCH_SIZE: 1, POWER_ONLY: 1})
+        ours = {BATCH_SIZE: -1, TOTAL: -1, POWER_ONLY: -1}
+        cheapest = self._expect(costs, run, run.batch_size, run.setting, ours)
         self._sums[by_knob] += before - at_best
         self._sums[BATCH_SIZE] += at_best - cheapest
-        self.baseline, self.spent, self.recurrences = before, cheapest, 1
+        self.baselines, self.spent, self.recurrences = {TOTAL: before, POWER_ONLY: at_best}, cheapest, 1
 
     def settled(self, era: Era) -> Settled:
         """Return the era's lines, their total and their doubt."""
-        total = self.baseline - self.spent
-        lines = {**self._sums, LUCK: total - sum(self._sums.values()), TOTAL: total}
+        against = {name: baseline - self.spent for name, baseline in self.baselines.items()}
+        lines = {**self._sums, LUCK: against[TOTAL] - sum(self._sums.values()), **against}
         variances = {
             name: sum((self._variance(error) * lean**2 for error, lean in leans.items()), self._alone[name])
             for name, leans in self._leans.items()
@@ -152,7 +156,7 @@ class _Books:
             unchanged=self.unchanged,
             controls=era.controls,
             default_runs=self._epochs[self._job.default_batch_size].runs,
-            baseline=Amount(*self.baseline.tolist()),
+            baseline=Amount(*self.baselines[TOTAL].tolist()),
             spent=Amount(*self.spent.tolist()),
             lines={name: Amount(*values.tolist()) for name, values in lines.items()},
             variances={name: Amount(*values.tolist()) for name, values in variances.items()},
@@ -177,7 +181,8 @@ class _Books:
         self._sums[LEARNING] -= profiling
         if not ran.changed:
             self.unchanged += ran.runs
-            self.baseline += actual - profiling
+            for baseline in self.baselines.values():
+                baseline += actual - profiling
             return
         tuned, by_knob = ran.setting is not None, BY_KNOB[knob_of(ran.gpu)]
         best_settings = (costs.best.get(b0), costs.best.get(best)) if tuned else (None, None)
@@ -188,16 +193,17 @@ class _Books:
         self._sums[by_knob] += before - at_best
         self._sums[BATCH_SIZE] += at_best - cheapest
         self._sums[LEARNING] += cheapest - expected
-        if b == b0:
-            default = costs.takes(b0, None, RunTotals.of(ran))
-            assert default is not None
-            self.baseline += actual - profiling + default - own
-            self._lean_on_profile(TOTAL, costs, ran.gpu, b0, None, default)
-            self._lean_on_profile(TOTAL, costs, ran.gpu, b0, ran.setting, -own)
-        else:
-            self.baseline += before
-            self._lean_on_profile(TOTAL, costs, ran.gpu, b0, None, before)
-        self._doubt_single_runs(costs, ran)
+        for name, setting, instead in ((TOTAL, None, before), (POWER_ONLY, best_settings[0], at_best)):
+            if b == b0:
+                default = costs.takes(b0, setting, RunTotals.of(ran))
+                assert default is not None
+                self.baselines[name] += actual - profiling + default - own
+                self._lean_on_profile(name, costs, ran.gpu, b0, setting, default)
+                self._lean_on_profile(name, costs, ran.gpu, b0, ran.setting, -own)
+            else:
+                self.baselines[name] += instead
+                self._lean_on_profile(name, costs, ran.gpu, b0, setting, instead)
+        self._doubt_single_runs(costs, ran, tuned_setting=best_settings[0])
 
     def _profiling(self, costs: RunCosts, ran: Ran, actual: Floats, own: Floats) -> Floats:
         """Return what profiling took more than training would have, and note how far off that may be.
@@ -212,7 +218,7 @@ class _Books:
         expected_to = math.hypot(READ_TO, math.sqrt(2) * PROFILED_TO if ran.batch_size not in costs.scaled_by else 0.0)
         at_home = not ran.changed or ran.batch_size == self._job.default_batch_size
         error = np.minimum(expected_to * own / math.sqrt(ran.runs), most / 2)
-        for name in (LEARNING, TOTAL if at_home else LUCK):
+        for name in (LEARNING, *((TOTAL, POWER_ONLY) if at_home else (LUCK,))):
             self._alone[name] += error**2
         return np.minimum(np.maximum(actual - own, 0.0), most)
 
@@ -228,7 +234,7 @@ class _Books:
             self._lean_on_profile(name, costs, ran.gpu, batch_size, setting, sign * expected)
         return expected
 
-    def _doubt_single_runs(self, costs: RunCosts, ran: Ran) -> None:
+    def _doubt_single_runs(self, costs: RunCosts, ran: Ran, *, tuned_setting: float | None) -> None:
         """Add what cannot be known of single runs: the default's epochs, had it run in their place.
 
         Luck is shared as far as it can be: the default would have trained on the same data. What is left is that the
@@ -242,8 +248,10 @@ class _Books:
             return
         rounded = (default / self._epochs[b0].epochs) ** 2 + (own / self._epochs[b].epochs) ** 2
         self._alone[LUCK] += n * (self._scatter * (default - own) ** 2 + ROUNDING * rounded + (READ_TO * own) ** 2)
-        self._alone[TOTAL] += n * self._scatter * default**2
-        self._lean(TOTAL, _Error(b0), n * default)
+        tuned = costs.grows(b0, tuned_setting, self._epochs[b0].work(1, ran.data / n))
+        for name, one in ((TOTAL, default), (POWER_ONLY, tuned)):
+            self._alone[name] += n * self._scatter * one**2
+            self._lean(name, _Error(b0), n * one)
 
     def _lean_on_profile(
         self, name: str, costs: RunCosts, gpu: str, batch_size: int, setting: float | None, amount: Floats

@@ -14,8 +14,8 @@ from zeus_flows.core.policy.registry import policy_of, settings_of
 from zeus_flows.core.policy.state import Rate, Shortage, Spent, State, sample_costs
 from zeus_flows.core.power_profile import Gpu, Part, PowerProfile
 
-VERSION = 3
-_READABLE = (2, 3)  # snapshots that can be decided on; older ones lack sums that the runs still have
+VERSION = 4
+_READABLE = (2, 3, 4)  # snapshots that can be decided on; older ones lack sums that the runs still have
 
 
 def to_json(state: State) -> dict[str, Any]:
