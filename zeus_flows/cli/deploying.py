@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.errors import ConfigError
 
 if TYPE_CHECKING:
-    from zeus_flows.job_file import SimulatedGpu
+    from zeus_flows.job_sections.gpu_section import SimulatedGpu
     from zeus_flows.orchestration.deployments import DeploymentChange
     from zeus_flows.orchestration.janitors import JanitorChange
     from zeus_flows.orchestration.pools import PoolChange
@@ -46,7 +46,7 @@ class Files:
 @click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--simulate", type=_SIMULATED, help="Run on a simulated GPU, whatever the job files say.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the plan.")
+@json_option("Print one JSON document instead of the plan.")
 def deploy_command(
     paths: tuple[Path, ...],
     cron: str | None,
@@ -94,7 +94,7 @@ def deploy_command(
                 deployments.apply(client, change)
     if as_json:
         document = _document(changes, about_pools, about_janitors, applied=not dry_run)
-        click.echo(json.dumps(document, indent=2))
+        print_document(document)
     else:
         click.echo(_closing(changes, about_pools, dry_run))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.settings import read_settings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
     """
 
     @click.command("doctor")
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @json_option()
     @click.option(
         "--measure",
         "minutes",
@@ -77,7 +77,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
         )
         runs = a_job_could_run(checks)
         if as_json:
-            click.echo(json.dumps({"a_job_could_run": runs, "checks": jsonable(checks)}, indent=2))
+            print_document({"a_job_could_run": runs, "checks": jsonable(checks)})
         else:
             for check in checks:
                 click.echo(f"{_MARKS[check.status]}  {check.name}: {check.found}\n      {check.means}")
@@ -90,7 +90,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
 
 
 @click.command("restore-power")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 def restore_power_command(as_json: bool) -> None:
     """Put back power limits, and clocks that were locked, which killed jobs left behind.
 
@@ -116,7 +116,7 @@ def restore_power_command(as_json: bool) -> None:
         except DeviceError as error:
             click.echo(f"zeus-flows: {error}", err=True)
     if as_json:
-        click.echo(json.dumps(jsonable(restored), indent=2))
+        print_document(jsonable(restored))
     elif not restored:
         click.echo("no power limit and no clock was left behind")
     else:

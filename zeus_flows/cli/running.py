@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,16 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from rich.console import Console
 
+from zeus_flows.cli.documents import print_document
 from zeus_flows.core import policy, savings
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
 from zeus_flows.core.rollout import in_force, lowered, why_in_force
 from zeus_flows.errors import StoreError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
-from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.job_file import JobFile, load_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.masking import without_secrets
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
@@ -74,9 +74,7 @@ def run(request: Request) -> int:
     if request.as_json:
         told = None if saved is None else savings.document(saved)
         recurrences = _told(job, [_recurrence(job, recurrence) for recurrence in done])
-        click.echo(
-            json.dumps(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told}, indent=2)
-        )
+        print_document(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told})
     elif url is None:
         view.say(
             "MLflow does not answer: what these recurrences brought is kept and will be delivered by the next one."
@@ -160,7 +158,7 @@ def dry_run(request: Request) -> int:
     if request.as_json:
         document = _document(job_file, uri, trainer.energy_source) | {"mode": job.mode, "mode_why": why_in_force(job)}
         document |= {"decision": _told(job, jsonable(decision)), "set_aside": set_aside}
-        click.echo(json.dumps(document, indent=2))
+        print_document(document)
     else:
         gated = job_file.gate is not None and job.mode is Mode.FULL and state.newest_model is not None
         console = Console()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ from zeus_flows.errors import ConfigError
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--tracking-uri", help="Where the runs are, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--anew", is_flag=True, help="Write those, too, that somebody changed or deleted, and the description.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
+@json_option("Print one JSON document instead of lines.")
 def views_command(job: Path, tracking_uri: str | None, anew: bool, as_json: bool) -> None:
     """Bring the saved views of JOB in MLflow up to date, and its description; say where each is.
 
@@ -42,7 +42,7 @@ def views_command(job: Path, tracking_uri: str | None, anew: bool, as_json: bool
     urls = {view.id: view_url(uri, ledger.experiment_id, [view]) for view, _ in told if view.id in there}
     if as_json:
         listed = [{"name": view.name, "state": how, "url": urls.get(view.id)} for view, how in told]
-        click.echo(json.dumps({"job": job_file.name, "views": listed, "description_is_ours": ours}, indent=2))
+        print_document({"job": job_file.name, "views": listed, "description_is_ours": ours})
         return
     for view, how in told:
         click.echo(f"{view.name}: {how}" + (f"\n  {urls[view.id]}" if view.id in urls else ""))

@@ -207,6 +207,7 @@ class Observation:
         curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
         schema: Version of the record.
         micro_batch_size: Copied from the decision.
+        sensor: How joules were had: `counter`, `sampled power`, `model`, `none`; empty in older records.
     """
 
     formerly: ClassVar[Mapping[str, str]] = {"setting": "power_limit_w", "setting_before": "limit_before_w"}
@@ -241,6 +242,7 @@ class Observation:
     curve: tuple[tuple[int, float], ...] = ()
     schema: int = SCHEMA
     micro_batch_size: int | None = None
+    sensor: str = ""
 
     def __post_init__(self) -> None:
         believable = (

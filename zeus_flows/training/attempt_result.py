@@ -97,6 +97,7 @@ class AttemptResult:
             control=task.decision.control,
             curve=self.curve.points,
             micro_batch_size=task.decision.micro_batch_size,
+            sensor=gpus.sensor,
         )
 
 

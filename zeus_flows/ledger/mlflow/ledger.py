@@ -326,6 +326,15 @@ class MlflowLedger:
         """Return a recurrence's attempts, as they were decided and observed (`Past.attempts_of`)."""
         return Past(self._job, self.store, self.layout).attempts_of(recurrence)
 
+    def newest_attempts(self, most: int | None, told: Progress = untold) -> tuple[PastAttempt, ...]:
+        """Return the attempts of the newest recurrences, or of all (`Past.newest`)."""
+        return Past(self._job, self.store, self.layout).newest(most, told)
+
+    def counts(self, observation: Observation) -> bool:
+        """Return whether an observation is comparable with what this job observes now, and was not reset away."""
+        mine = (observation.fingerprint, observation.energy_source) == (self._job.fingerprint, self._energy_source)
+        return mine and observation.recurrence >= self.layout.current().counts_from
+
     def folded_before(self, attempt: PastAttempt, told: Progress = untold) -> tuple[Job, Iterator[policy.State]]:
         """Return the job as it was comparable then, and what may have been folded then (`Past.folded_before`)."""
         return Past(self._job, self.store, self.layout).folded_before(attempt, told)
