@@ -17,7 +17,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from zeus_flows.core.clock_model import ClockReading, Model, Objective, closed_form
+from zeus_flows.core.clock_model import Aim, ClockReading, Model, Objective, closed_form
+from zeus_flows.core.cost import price
+from zeus_flows.core.job import Job, Selector
+from zeus_flows.core.power_profile import Gpu, SettingMeasurement
 from zeus_flows.errors import ConfigError
 
 #: The most readings a search asks for, the default's included.
@@ -75,6 +78,7 @@ def next_clock(
     *,
     ran_at_mhz: float | None = None,
     model: Model | None = closed_form,
+    twice: bool = True,
 ) -> Step:
     """Return the next step of a search: a clock to measure, or the end.
 
@@ -87,6 +91,7 @@ def next_clock(
         objective: What is looked for.
         ran_at_mhz: What the GPU ran at on average at the default, where a power limit held it back; None: the greatest.
         model: What predicts other clocks from the first two; None: the better of the two is where the search begins.
+        twice: Whether a small gain is read a second time, and the default with it.
 
     >>> clocks = [600.0 + 50 * i for i in range(17)]
     >>> def measured(mhz: float) -> ClockReading:  # half of the time goes with the clock
@@ -118,7 +123,7 @@ def next_clock(
     allowed = [likely[mhz] for mhz, read in means.items() if not objective.too_slow(read, means[default_mhz])]
     best = objective.best(allowed, default)
     gain = 1 - objective.of(best) / objective.of(default)
-    if WORTH <= gain < SURE and len(readings) < MOST:
+    if twice and WORTH <= gain < SURE and len(readings) < MOST:
         for mhz in (best.clock_mhz, default_mhz):
             if len(by_clock[mhz]) == 1:
                 return Probe(mhz)
@@ -129,6 +134,25 @@ def next_clock(
         best.clock_mhz,
         f"{100 * energy:+.1f} % energy, {100 * time:+.1f} % time against the default; {len(means)} clocks measured",
     )
+
+
+def clock_to_measure(
+    job: Job, gpu: Gpu, clocks_mhz: Sequence[float], measured: Sequence[SettingMeasurement]
+) -> float | None:
+    """Return which clock to measure next for a job, by its own objective; None where the search is over.
+
+    Args:
+        job: Its selector, eta and slowdown say what is looked for.
+        gpu: What is measured.
+        clocks_mhz: Every clock that it supports, in any order.
+        measured: What is known of some of them.
+    """
+    rates, host_w = price(job, gpu.max_power_w), job.host_power_w or 0.0
+    bound = job.slowdown if job.selector is Selector.MAX_SLOWDOWN else None
+    objective = Objective(Aim.COST, slowdown=bound, eta=rates.eta, max_power_w=rates.max_power_w)
+    readings = [ClockReading(m.setting, m.average_power_w + host_w, 1 / m.samples_per_s) for m in measured]
+    step = next_clock(readings, sorted(clocks_mhz), objective, twice=False)
+    return step.clock_mhz if isinstance(step, Probe) else None
 
 
 def _unread(walk: Generator[float, ClockReading, None], means: dict[float, ClockReading]) -> float | None:

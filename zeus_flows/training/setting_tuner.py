@@ -6,10 +6,12 @@ Where whole epochs show that evaluation shifts the balance, the setting is chose
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+from zeus_flows.core.clock_search import clock_to_measure
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import best_setting, epoch_cost
@@ -19,6 +21,7 @@ from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.job_sections.gpu_section import PowerLimitSection
 from zeus_flows.training.profiler import PowerProfiler
+from zeus_flows.training.setting_readings import Search
 
 log = logging.getLogger(__name__)
 
@@ -31,22 +34,6 @@ TOLERANCE = 0.05
 LOOK_S = 5.0
 #: The setting is changed within an attempt only where whole epochs are cheaper by this share.
 WORTH_A_CHANGE = 0.005
-
-
-#: So many clocks are measured of those that a GPU has, down to this share of the greatest.
-CLOCKS_MEASURED, LEAST_CLOCK = 9, 0.45
-
-
-def some_of(clocks: Sequence[float]) -> tuple[float, ...]:
-    """Return the clocks that are measured, of all that there are: evenly apart, greatest first.
-
-    >>> some_of([float(mhz) for mhz in range(1380, 130, -15)])
-    (1380.0, 1290.0, 1185.0, 1095.0, 1005.0, 900.0, 810.0, 720.0, 630.0)
-    """
-    greatest = max(clocks)
-    apart = (1 - LEAST_CLOCK) * greatest / (CLOCKS_MEASURED - 1)
-    wanted = (greatest - i * apart for i in range(CLOCKS_MEASURED))
-    return tuple(dict.fromkeys(min(clocks, key=lambda mhz: (abs(mhz - w), -mhz)) for w in wanted))
 
 
 class SettingTuner:
@@ -195,10 +182,12 @@ class SettingTuner:
     def _make_profiler(self, known: PowerProfile | None, made_with: str) -> PowerProfiler:
         section, decision, control = self._section, self._decision, self._gpus.control
         settings: Iterable[float]
+        search: Search | None = None
         if not self.may_tune:
             settings = (decision.setting or self.before,)
         elif control.knob is Knob.CLOCKS:
-            settings = some_of(control.settings)
+            settings = control.settings
+            search = partial(clock_to_measure, self._job, self._gpus.gpu, control.settings)
         elif section.limits == "all":
             settings = control.settings
         else:
@@ -216,7 +205,8 @@ class SettingTuner:
             made_with=made_with,
             least_s=self._least_span_s,
             always=(self.before,) if self.may_tune and compared else (),
-            skip_losers=not section.profile_all_limits,
+            skip_losers=search is not None or not section.profile_all_limits,
+            search=search,
         )
 
     def _conclude(self, measuring: PowerProfiler) -> None:
