@@ -115,6 +115,8 @@ class Journal:
             told = (entry.previous_w, *entry.ours_w, entry.previous_mhz)
             if not all(value is None or 0 < value < math.inf for value in told):
                 raise ValueError("a limit is no number of watts, or a clock none of MHz")
+            if entry.previous_w is None and not entry.clocks_locked:
+                raise ValueError("it has neither a power limit nor clocks to put back")
         except FileNotFoundError:
             return None
         except OSError as error:
