@@ -332,7 +332,7 @@ def launched(rounds: int) -> list[Figure]:
             **_ONE_BATCH_SIZE,
         )
         session = Session(file, file.core(), decision(1, batch_size=1), gpus)
-        announced = Announced(lambda: session._tuner.settled_w is not None)
+        announced = Announced(lambda: session._tuner.settled is not None)
         output_log.addHandler(announced)
         output_log.setLevel(logging.INFO)
         output_log.propagate = False
@@ -373,7 +373,7 @@ def called_back(name: str, rounds: int) -> list[Figure]:
         watched.carry = emulator.load
         emulator.load(WORKS)
         session = Session(file, file.core(), decision(1, batch_size=1), gpus)
-        watched.profiled = lambda: session._tuner.settled_w is not None
+        watched.profiled = lambda: session._tuner.settled is not None
         try:
             FORMS[name](watched, session, folder)
         except Enough:

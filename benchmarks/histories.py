@@ -22,7 +22,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.drift_windows import boundary
 from zeus_flows.core.job import Job
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, decision_seed
 from zeus_flows.job_file import JobFile, load_job
@@ -36,7 +36,7 @@ GPU: Final = Gpu("Simulated V100", 1, 250.0)
 LIMITS: Final = (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0)
 SIZES: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 SOURCE: Final = EnergySource.SIMULATED
-EPOCH: Final = EpochReport(1, energy_j=10_000.0, time_s=80.0, power_limit_w=150.0, metric=0.5)
+EPOCH: Final = EpochReport(1, energy_j=10_000.0, time_s=80.0, setting=150.0, metric=0.5)
 #: Recurrences that a snapshot lags behind: the same however long the history is, so that what is read is comparable.
 LAG: Final = 4
 _TABLES: Final = ("runs", "params", "tags", "metrics", "latest_metrics")
@@ -73,7 +73,7 @@ def decision(job: Job, recurrence: int) -> Decision:
 
 def observation(job: Job, recurrence: int) -> Observation:
     size = SIZES[recurrence % len(SIZES)]
-    measurements = tuple(LimitMeasurement(w, 0.8 * w, 90.0 + w / 25 + size**0.5) for w in LIMITS)
+    measurements = tuple(SettingMeasurement(w, 0.8 * w, 90.0 + w / 25 + size**0.5) for w in LIMITS)
     return Observation(
         recurrence=recurrence,
         attempt=1,
@@ -85,7 +85,7 @@ def observation(job: Job, recurrence: int) -> Observation:
         gpu=GPU,
         energy_source=SOURCE,
         samples_per_epoch=8192,
-        power_limit_w=150.0,
+        setting=150.0,
         profile=PowerProfile(size, GPU, measurements),
         fingerprint=job.fingerprint,
     )
@@ -192,7 +192,7 @@ class _Rows:
     def _of_point(self, point: Point) -> dict[str, list[dict[str, Any]]]:
         n, run_id = point.observed.recurrence, uuid.uuid4().hex
         decided = decision(self._job, n)
-        name = run_name(point.observed, point.observed.power_limit_w)
+        name = run_name(point.observed, point.observed.setting)
         later = {"start_time": self._rows["runs"][0]["start_time"] + 1000 * n}
         later["end_time"] = later["start_time"] + 500
         artifacts = self._rows["runs"][0]["artifact_uri"].replace(self._template, run_id)

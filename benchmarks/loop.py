@@ -42,7 +42,8 @@ from tests.training.rig import attempt, fitted_gpu, job_file
 from zeus_flows.core.power_profile import PowerProfile
 from zeus_flows.core.records import Observation
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.guard import PowerGuard, journal_folder
+from zeus_flows.gpu.guard import PowerGuard
+from zeus_flows.gpu.journal import journal_folder
 from zeus_flows.gpu.open_gpus import group_of_real
 from zeus_flows.gpu.simulated import Load
 from zeus_flows.training.session import Session
@@ -127,7 +128,7 @@ def step_of_10_ms(steps: int) -> list[Row]:
 
         for _ in session.epochs():
             ours = session.steps(range(10**7))
-            while session._tuner.settled_w is None:
+            while session._tuner.settled is None:
                 run("profiling", ours)
             while len(outside["after"]) < steps:
                 run("after", ours)
@@ -162,7 +163,7 @@ def python_per_step(steps: int = 100_000) -> Row:
         session = Session(file, file.core(), decision(1, batch_size=1), gpus)
         for _ in session.epochs():
             batches = session.steps(range(10**7))
-            while session._tuner.settled_w is None:
+            while session._tuner.settled is None:
                 next(batches)
             for _ in range(10):
                 begin = time.perf_counter()
@@ -268,7 +269,7 @@ def profiling_overhead(epoch_s: float, steps: int, every: int) -> tuple[list[flo
             load = Load(epoch_s, fit.full_power_w, fit.active, fit.clock_bound)
             profiled = ten_epochs(kind, load, steps, None)
             known = ten_epochs(kind, load, steps, profiled.profile)
-            assert known.power_limit_w == profiled.power_limit_w
+            assert known.setting == profiled.setting
             more_time.append(100 * (profiled.time_s / known.time_s - 1))
             more_energy.append(100 * (profiled.energy_j / known.energy_j - 1))
     return more_time, more_energy

@@ -59,7 +59,8 @@ class Row:
 @contextmanager
 def gpus_of(emulator: Emulator, folder: str, *, count: int = 1, virtual: bool = False) -> Iterator[Gpus]:
     """Open emulated GPUs as a job does; on the emulator's virtual clock where asked."""
-    from zeus_flows.gpu.guard import PowerGuard, journal_folder
+    from zeus_flows.gpu.guard import PowerGuard
+    from zeus_flows.gpu.journal import journal_folder
     from zeus_flows.gpu.nvml import Nvml
     from zeus_flows.gpu.open_gpus import group_of_real
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace
 from zeus_flows.gpu.simulated import CHIPS, Workload
 
@@ -108,7 +108,7 @@ def _cells(workload: str, arms: Mapping[int, Runs], half: float) -> Iterator[Cel
     profiles = {}
     for b in arms:
         epochs = [(float(w), *chip.epoch(load.at(b, chip), float(w))) for w in LIMITS_W]
-        measured = (LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds) for limit, seconds, watts in epochs)
+        measured = (SettingMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds) for limit, seconds, watts in epochs)
         profiles[b] = PowerProfile(b, gpu, tuple(measured))
     usable = _usable(arms)
     longest = max(needed for b in usable for needed, _ in arms[b] if needed is not None)

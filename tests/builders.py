@@ -6,7 +6,7 @@ from typing import Any
 
 from zeus_flows.core.gate import GateCheck, Question
 from zeus_flows.core.job import Job
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 
@@ -26,7 +26,7 @@ def decision(recurrence: int, attempt: int = 1, batch_size: int = 64, **changes:
 
 def profile(batch_size: int = 64, *, complete: bool = True) -> PowerProfile:
     """Return a profile of two limits."""
-    measurements = (LimitMeasurement(250.0, 200.0, 100.0), LimitMeasurement(150.0, 130.0, 90.0))
+    measurements = (SettingMeasurement(250.0, 200.0, 100.0), SettingMeasurement(150.0, 130.0, 90.0))
     return PowerProfile(batch_size, GPU, measurements, complete=complete)
 
 
@@ -46,7 +46,7 @@ def observation(recurrence: int, attempt: int = 1, batch_size: int = 64, **chang
         "gpu": GPU,
         "energy_source": EnergySource.SIMULATED,
         "samples_per_epoch": 1000,
-        "power_limit_w": 150.0,
+        "setting": 150.0,
         "profile": profile(batch_size),
         "fingerprint": "f0",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import tomllib
@@ -10,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import kubernetes_validate
 import pytest
 import yaml
 from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
+from kubernetes_validate.utils import ValidationError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.utilities.templating import apply_values, find_placeholders
@@ -26,11 +29,16 @@ COMPOSE_FILE = ROOT / "deployments/stack/compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 NAMESPACE, DAEMON_SET = yaml.safe_load_all((ROOT / "deployments/kubernetes/zeusd.yaml").read_text(encoding="utf-8"))
-TEMPLATE: dict[str, Any] = json.loads((ROOT / "deployments/kubernetes/work-pool.json").read_text(encoding="utf-8"))
-JOB: dict[str, Any] = TEMPLATE["job_configuration"]["job_manifest"]
+TEMPLATES: dict[str, dict[str, Any]] = {
+    pod: json.loads((ROOT / f"deployments/kubernetes/{file}.json").read_text(encoding="utf-8"))
+    for pod, file in (("training", "work-pool"), ("janitor", "janitor-pool"))
+}
+JOBS: dict[str, dict[str, Any]] = {
+    pod: template["job_configuration"]["job_manifest"] for pod, template in TEMPLATES.items()
+}
 PODS: dict[str, dict[str, Any]] = {
     "daemon": DAEMON_SET["spec"]["template"]["spec"],
-    "training": JOB["spec"]["template"]["spec"],
+    **{pod: job["spec"]["template"]["spec"] for pod, job in JOBS.items()},
 }
 
 
@@ -181,34 +189,72 @@ def test_what_is_commented_out_for_gpus_is_valid_once_it_is_not(tmp_path: Path) 
 # -- Kubernetes ----------------------------------------------------------------------------------------------------
 
 
-def test_prefect_takes_the_template_and_deploy_finds_nothing_open_in_its_pool() -> None:
-    made = WorkPoolCreate(name="kubernetes", type="kubernetes", base_job_template=TEMPLATE)
+#: The oldest that people still run, one between, and the newest whose schemas there are.
+KUBERNETES = ("1.29", "1.33", "1.37")
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_manifests_are_as_the_schemas_of_kubernetes_want_them(version: str) -> None:
+    for manifest in (NAMESPACE, DAEMON_SET):
+        kubernetes_validate.validate(manifest, version, strict=True)
+    for job in JOBS.values():
+        with pytest.raises(ValidationError, match="'completions', 'parallelism' were unexpected"):
+            kubernetes_validate.validate(job, version, strict=True)
+        seen = copy.deepcopy(job)  # as the API server takes it, without what Prefect wants in the wrong place
+        for name in ("completions", "parallelism"):
+            del seen["spec"]["template"]["spec"][name]
+        kubernetes_validate.validate(seen, version, strict=True)
+
+
+def test_the_schemas_are_really_asked() -> None:
+    wrong = copy.deepcopy(DAEMON_SET)
+    wrong["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(ValidationError, match="'volumeMount' was unexpected"):
+        kubernetes_validate.validate(wrong, KUBERNETES[-1], strict=True)
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_prefect_takes_the_template_and_deploy_finds_nothing_open_in_its_pool(template: dict[str, Any]) -> None:
+    made = WorkPoolCreate(name="kubernetes", type="kubernetes", base_job_template=template)
     assert open_variables(made.base_job_template) == ()
     client = cast(SyncPrefectClient, SimpleNamespace(read_work_pool=lambda name: made))
     for lock in (False, True):
-        assert plan_pool(client, "kubernetes", lock=lock) == PoolChange("kubernetes", "unchanged")
+        found = plan_pool(client, "kubernetes", lock=lock)
+        assert found == PoolChange("kubernetes", "unchanged", type="kubernetes")
+    assert found.worker_command == "prefect worker start --pool kubernetes"  # the cluster counts its GPUs
 
 
-def test_a_caller_of_a_run_can_replace_nothing_in_the_template() -> None:
-    assert TEMPLATE["variables"] == {"type": "object", "properties": {}, "additionalProperties": False}
-    assert [text for text in texts(TEMPLATE) if find_placeholders(text) or "{{" in text] == []
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_caller_of_a_run_can_replace_nothing_in_the_template(template: dict[str, Any]) -> None:
+    assert template["variables"] == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert [text for text in texts(template) if find_placeholders(text) or "{{" in text] == []
     # Prefect would merge a caller's into it.
-    assert "env" not in TEMPLATE["job_configuration"]
+    assert "env" not in template["job_configuration"]
     given = dict.fromkeys(("command", "image", "env", "namespace", "job_manifest", "labels", "name"), "theirs")
-    assert apply_values(TEMPLATE["job_configuration"], given) == TEMPLATE["job_configuration"]
+    assert apply_values(template["job_configuration"], given) == template["job_configuration"]
 
 
-def test_the_job_is_one_that_prefects_worker_accepts() -> None:
-    assert (JOB["apiVersion"], JOB["kind"]) == ("batch/v1", "Job")
-    assert JOB["metadata"]["namespace"] == TEMPLATE["job_configuration"]["namespace"]
-    assert JOB["metadata"] | {"labels": {}, "annotations": {}} == JOB["metadata"]
+@pytest.mark.parametrize("pod", JOBS)
+def test_the_job_is_one_that_prefects_worker_accepts(pod: str) -> None:
+    job = JOBS[pod]
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    assert job["metadata"]["namespace"] == TEMPLATES[pod]["job_configuration"]["namespace"]
+    assert job["metadata"] | {"labels": {}, "annotations": {}} == job["metadata"]
     # Fields of a Job that Prefect wants in the pod, where the API server drops them.
-    assert PODS["training"]["parallelism"] == PODS["training"]["completions"] == 1
-    assert PODS["training"]["restartPolicy"] == "Never"
-    assert container("training")["name"] == "prefect-job"
+    assert PODS[pod]["parallelism"] == PODS[pod]["completions"] == 1
+    assert PODS[pod]["restartPolicy"] == "Never"
+    assert container(pod)["name"] == "prefect-job"
     # Prefect's worker states the command; a second attempt is the policy's to decide, not the cluster's.
-    assert not {"command", "args"} & set(container("training"))
-    assert JOB["spec"]["backoffLimit"] == 0
+    assert not {"command", "args"} & set(container(pod))
+    assert job["spec"]["backoffLimit"] == 0
+
+
+def test_the_janitor_asks_for_no_gpu_and_has_neither_secrets_nor_folders_of_the_node() -> None:
+    assert "nvidia.com/gpu" not in str(JOBS["janitor"])
+    assert not {"envFrom", "env", "volumeMounts"} & set(container("janitor"))
+    assert container("janitor")["image"] == container("training")["image"]
+    assert container("janitor")["securityContext"] == container("training")["securityContext"]
+    assert not {"volumes", "hostPID", "hostNetwork", "hostIPC"} & set(PODS["janitor"])
 
 
 def test_a_training_pod_has_a_gpu_and_no_capability() -> None:
@@ -241,9 +287,9 @@ def test_the_daemon_set_selects_its_own_pods_in_its_own_namespace() -> None:
 
 @pytest.mark.parametrize("pod", PODS)
 def test_volumes_that_are_mounted_exist_and_those_that_exist_are_mounted(pod: str) -> None:
-    mounted = [mount["name"] for mount in container(pod)["volumeMounts"]]
-    assert sorted(mounted) == sorted(volume["name"] for volume in PODS[pod]["volumes"])
-    assert len({mount["mountPath"] for mount in container(pod)["volumeMounts"]}) == len(mounted)
+    mounts = container(pod).get("volumeMounts", [])
+    assert sorted(mount["name"] for mount in mounts) == sorted(v["name"] for v in PODS[pod].get("volumes", []))
+    assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
 
 
 @pytest.mark.parametrize("pod", PODS)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,15 @@ def noisy(session: Session, *, epochs: float = 4.0) -> None:
         for _ in session.steps([0] * (1024 // session.batch_size)):
             pass
         session.report_metric(epoch / max(1, needed))
+
+
+def loud(session: Session) -> None:
+    """Print in every way there is, and reach the target."""
+    print("printed")
+    sys.stdout.write("written\n")
+    os.write(1, b"to the number of the stream\n")
+    subprocess.run(["echo", "by a child"], check=True)
+    noisy(session)
 
 
 def never(session: Session) -> None:

@@ -2,84 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from zeus_flows.core.job import Drift, Job, Mode, Rollout, Selector, WindowOf
+from zeus_flows.core.job import Drift, Job, Mode, Rollout, WindowOf
 from zeus_flows.core.policy import POLICIES
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.records import EnergySource
+from zeus_flows.job_sections.gpu_section import DEVICES, PowerLimitSection, SimulatedGpu, Simulation
+from zeus_flows.job_sections.model_section import GateSection, RegisteredSection
+from zeus_flows.job_sections.price_section import PricesSection
+from zeus_flows.job_sections.train_section import TrainSection
+from zeus_flows.job_sections.wording import plain_name
 from zeus_flows.yaml_file import Kind, Section, one_of
-
-NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-SimulatedGpu = Literal["v100", "p100", "a40", "rtx6000"]
-SIMULATED_GPUS: tuple[SimulatedGpu, ...] = get_args(SimulatedGpu)
-DEVICES = ("auto", "nvml", "zeusd", *(f"simulated-{gpu}" for gpu in SIMULATED_GPUS))
-
-
-#: What a command's words may have in braces.
-PLACEHOLDERS = (
-    "accumulation_steps",
-    "attempt",
-    "batch_size",
-    "batch_size_per_gpu",
-    "checkpoint_folder",
-    "gpus",
-    "learning_rate",
-    "max_epochs",
-    "micro_batch_size",
-    "micro_batch_size_per_gpu",
-    "recurrence",
-    "seed",
-    "target",
-)
-
-
-def filled(text: str, values: Mapping[str, object]) -> str:
-    """Return a text with `{name}` replaced; two braces stand for one.
-
-    >>> filled("--lr={learning_rate}", {"learning_rate": 0.1}), filled("{{}}", {})
-    ('--lr=0.1', '{}')
-
-    Raises:
-        ValueError: a name in braces is not known; the text says what is.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        whole = match.group()
-        if whole in ("{{", "}}"):
-            return whole[0]
-        name = match["name"]
-        if name not in values:
-            close = difflib.get_close_matches(name, values, n=1)
-            hint = f"did you mean '{{{close[0]}}}'?" if close else f"there are {', '.join(sorted(values))}"
-            raise ValueError(f"{{{name}}} is no placeholder; {hint} (write {{{{ for a brace)")
-        return str(values[name])
-
-    return re.sub(r"\{\{|\}\}|\{(?P<name>[A-Za-z_]+)\}", value, text)
-
-
-def a_pattern(text: str, *, groups: tuple[int, ...]) -> str:
-    """Return a regular expression that can be used and has so many groups.
-
-    Raises:
-        ValueError: it cannot, or it has another number of groups.
-    """
-    try:
-        found = re.compile(text).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is no regular expression: {error}") from None
-    if found not in groups:
-        raise ValueError(f"must have one group, around the number, such as 'val_acc=([0-9.]+)'; it has {found}")
-    return text
 
 
 class Target(Section):
@@ -98,17 +38,6 @@ class Target(Section):
         return value >= self.value if self.better == "higher" else value <= self.value
 
 
-class PowerLimitSection(Section):
-    """How the power limit is chosen and profiled."""
-
-    choose_by: Selector = Selector.COST
-    slowdown: float = Field(default=1.1, ge=1.0, allow_inf_nan=True)  # .inf: however slow
-    limits: Literal["all"] | Annotated[list[Annotated[float, Field(gt=0)]], Field(max_length=1_000)] = "all"
-    profile_all_limits: bool = False
-    profile_seconds: float = Field(default=5.0, gt=0)
-    warmup_seconds: float = Field(default=1.0, ge=0)
-
-
 class LearningRate(Section):
     """The learning rate at the default batch size, and how it follows the batch size."""
 
@@ -125,200 +54,11 @@ class LearningRate(Section):
         return float(self.base * {"sqrt": ratio**0.5, "linear": ratio, "none": 1.0}[self.scaling])
 
 
-class MetricSource(Section):
-    """Where a command's metric is found, one of three; each value ends an epoch.
-
-    `pattern` is searched in its output and has one group; `file` has a JSON object a line, with the metric as `key`; a
-    metric called `mlflow` is logged by the command to its MLflow run.
-    """
-
-    pattern: str | None = None
-    file: str | None = None
-    key: str | None = None
-    mlflow: str | None = None
-
-    @field_validator("pattern")
-    @classmethod
-    def _has_a_group(cls, value: str | None) -> str | None:
-        return None if value is None else a_pattern(value, groups=(1,))
-
-    @model_validator(mode="after")
-    def _is_one(self) -> MetricSource:
-        if sum(source is not None for source in (self.pattern, self.file, self.mlflow)) != 1:
-            raise ValueError("needs one of pattern, file and mlflow, such as {pattern: 'val_acc=([0-9.]+)'}")
-        if (self.file is None) != (self.key is None):
-            raise ValueError("file and key go together, such as {file: metrics.jsonl, key: val_acc}")
-        return self
-
-
-class ProgressSource(Section):
-    """How a command's output tells of steps within an epoch, where nothing else does.
-
-    The pattern's group is a running count of steps or samples, of the epoch or of all; without it a match is a step.
-    """
-
-    pattern: str
-    unit: Literal["steps", "samples"] = "steps"
-
-    @field_validator("pattern")
-    @classmethod
-    def _has_a_group_at_most(cls, value: str) -> str:
-        return a_pattern(value, groups=(0, 1))
-
-
-class TrainSection(Section):
-    """The training: a function, as `module:function`, and what it is called with; or a command.
-
-    `retries` is how often a training that broke is tried again from its last checkpoint; without one it is not.
-    """
-
-    function: str | None = Field(default=None, pattern=FUNCTION_PATTERN)
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    retries: int = Field(default=2, ge=0, le=1_000)
-    command: list[str] | None = Field(default=None, min_length=1)
-    folder: str = "."
-    environment: dict[str, str] = Field(default_factory=dict)
-    metric: MetricSource | None = None
-    progress: ProgressSource | None = None
-    samples_per_epoch: int | None = Field(default=None, ge=1, le=10**15)
-    torchrun: bool = True
-    grace_seconds: float = Field(default=10.0, ge=0)
-
-    @field_validator("command", mode="before")
-    @classmethod
-    def _words_are_text(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            raise ValueError("must be a list of words, such as [python, train.py, '{batch_size}']: there is no shell")
-        return [str(word) if isinstance(word, int | float) else word for word in value] if value else value
-
-    @field_validator("command")
-    @classmethod
-    def _placeholders_are_known(cls, value: list[str] | None) -> list[str] | None:
-        for word in value or ():
-            filled(word, dict.fromkeys(PLACEHOLDERS, ""))
-        return value
-
-    @field_validator("environment", mode="before")
-    @classmethod
-    def _values_are_text(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {k: str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for k, v in value.items()}
-
-    @field_validator("environment")
-    @classmethod
-    def _placeholders_are_known_there(cls, value: dict[str, str]) -> dict[str, str]:
-        for text in value.values():
-            filled(text, dict.fromkeys(PLACEHOLDERS, ""))
-        return value
-
-    @model_validator(mode="after")
-    def _is_one_form(self) -> TrainSection:
-        if (self.function is None) == (self.command is None):
-            raise ValueError("needs a function or a command, such as {function: my_package.my_module:train}")
-        if self.command is not None:
-            if self.metric is None:
-                raise ValueError("a command needs a metric, such as {pattern: 'val_acc=([0-9.]+)'}")
-            if self.parameters:
-                raise ValueError("parameters are for a function; a command has its words and its environment")
-        else:
-            own = {"folder", "environment", "metric", "progress", "samples_per_epoch", "grace_seconds"}
-            if stray := sorted(own & self.model_fields_set):
-                raise ValueError(f"{', '.join(stray)}: only for a command")
-        return self
-
-    @property
-    def uses_batch_size(self) -> bool:
-        """Whether the batch size reaches the training."""
-        return self.command is None or bool(self._names & {"batch_size", "batch_size_per_gpu"}) or self.accumulates
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether a batch that is taken in parts reaches the training; a function has to ask for it."""
-        micro = {"micro_batch_size", "micro_batch_size_per_gpu"}
-        told = ({"batch_size", "batch_size_per_gpu"}, micro, {"accumulation_steps"})
-        return self.command is None or sum(bool(self._names & names) for names in told) >= 2
-
-    @property
-    def _names(self) -> set[str]:
-        """The names in braces that a command has."""
-        texts = (*(self.command or ()), *self.environment.values())
-        return {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
-
-
 class RolloutSection(Section):
     """How the mode grows with a job's recurrences: so many only look, then so many keep the batch size."""
 
     observe: int = Field(default=0, ge=0)
     power: int = Field(default=0, ge=0)
-
-
-class GateSection(Section):
-    """The drift gate: a function, as `module:function`, that evaluates the newest model on the new slice.
-
-    Where that meets the target nothing is trained, unless the model is `max_age` recurrences old.
-    """
-
-    function: str = Field(pattern=FUNCTION_PATTERN)
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    max_age: int | None = Field(default=None, ge=1, le=10**9)
-
-
-class Guard(Section):
-    """A metric in which a new model may not be worse than the best by more than the margin."""
-
-    better: Literal["higher", "lower"]
-    margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-
-class PromoteSection(Section):
-    """When a new model becomes champion: it is held against the last few, on the new slice.
-
-    They are evaluated by the gate's function, or by one of its own; without either the newest model is champion.
-    """
-
-    margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    guards: dict[str, Guard] = Field(default_factory=dict)
-    champions: int = Field(default=3, ge=1, le=20)
-    function: str | None = Field(default=None, pattern=FUNCTION_PATTERN)
-    parameters: dict[str, Any] = Field(default_factory=dict)
-
-
-class RegisteredSection(Section):
-    """The registered model that an attempt's kept model becomes a version of; `path` is what a command leaves."""
-
-    name: str
-    path: str | None = None
-    promote: PromoteSection = PromoteSection()
-
-    @field_validator("name")
-    @classmethod
-    def _is_plain(cls, value: str) -> str:
-        if not re.fullmatch(NAME_PATTERN, value):
-            raise ValueError("must be 1 to 64 letters, digits, '_', '.' or '-', and start with a letter or digit")
-        return value
-
-    @field_validator("path")
-    @classmethod
-    def _placeholders_are_known(cls, value: str | None) -> str | None:
-        if value is not None:
-            filled(value, dict.fromkeys(PLACEHOLDERS, ""))
-        return value
-
-
-class Simulation(Section):
-    """The simulated GPU's load, for a job that was never measured; `zeus_flows.gpu.simulated.Workload` has the laws.
-
-    An epoch takes `seconds_per_epoch * (1 + half_batch / b)` at full clock and batch size b; each evaluation
-    `evaluation_seconds` more, a tenth of `seconds_per_epoch` unless stated.
-    """
-
-    seconds_per_epoch: float = Field(default=60.0, gt=0)
-    half_batch: float = Field(default=250.0, ge=0)
-    utilisation: float = Field(default=0.75, gt=0, le=1)
-    least_utilisation: float = Field(default=0.1, gt=0, le=1)
-    saturated_power_w: float | None = Field(default=None, gt=0)
-    evaluation_seconds: float | None = Field(default=None, ge=0)
 
 
 class Prior(Section):
@@ -337,6 +77,8 @@ class JobFile(Section):
     rollout: RolloutSection | None = None
     device: str = "auto"
     shared_gpu: bool = False
+    knob: Knob = Knob.POWER_LIMIT
+    locked_clocks_mhz: int | None = Field(default=None, gt=0, le=100_000)
     gpus: int | None = Field(default=None, ge=1, le=99)
     accumulate: bool = False
     batch_sizes: list[Annotated[int, Field(gt=0, le=10**9)]] = Field(min_length=1, max_length=200)
@@ -365,14 +107,14 @@ class JobFile(Section):
     train: TrainSection
     gate: GateSection | None = None
     model: RegisteredSection | None = None
+    prices: PricesSection = PricesSection()
     tracking_uri: str | None = Field(default=None, repr=False)
     simulation: Simulation = Simulation()
 
     @field_validator("name")
     @classmethod
     def _name_is_plain(cls, value: str) -> str:
-        if not re.fullmatch(NAME_PATTERN, value):
-            raise ValueError("must be 1 to 64 letters, digits, '_', '.' or '-', and start with a letter or digit")
+        value = plain_name(value)
         if value.endswith(".ledger"):
             raise ValueError("must not end in '.ledger', which names the experiment that holds claims")
         return value
@@ -558,6 +300,7 @@ _FILE = Kind(
         "gate.function": "my_package.my_module:function",
         "model": "{name: my-model}",
         "model.name": "my-model",
+        "prices": "{per_kwh: 0.28, currency: EUR, carbon_g_per_kwh: 380}",
     },
 )
 

@@ -15,7 +15,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy import engine
-from zeus_flows.core.power_profile import LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import Part, Parts, PowerProfile, SettingMeasurement
 from zeus_flows.core.reasons import ArmBelief, ArmStatus, Reason, ReasonKind
 from zeus_flows.core.records import EnergySource, Gap
 from zeus_flows.errors import AlreadyObserved, StoreError, UnknownAttempt
@@ -148,8 +148,8 @@ def test_the_fold_has_one_order_whatever_order_reports_arrive_in(open_ledger: Op
 
 def test_an_observation_with_a_hundred_power_limits_comes_back_whole(open_ledger: Open) -> None:
     ledger = open_ledger()
-    rows = tuple(LimitMeasurement(400 - 10 / 3 * i, 100.25 + i, 1000.5 + 7 * i) for i in range(100))
-    parts = Parts(evaluation=tuple((row.power_limit_w, Part(2, 80.5 + i, 1.25)) for i, row in enumerate(rows)))
+    rows = tuple(SettingMeasurement(400 - 10 / 3 * i, 100.25 + i, 1000.5 + 7 * i) for i in range(100))
+    parts = Parts(evaluation=tuple((row.setting, Part(2, 80.5 + i, 1.25)) for i, row in enumerate(rows)))
     number = ledger.begin()
     attempt = ledger.decided(decision(number, reason=Reason(ReasonKind.EXPLORE, "because", fifty_arms())), {})
     observed = observation(number, profile=PowerProfile(64, GPU, rows), parts=parts)
@@ -251,7 +251,7 @@ def test_what_a_gate_found_can_be_written_twice(open_ledger: Open) -> None:
 def test_epochs_and_ends_can_be_reported(open_ledger: Open) -> None:
     ledger = open_ledger()
     attempt = ledger.decided(decision(ledger.begin()), {"zf.note": "x" * 9000})
-    ledger.epoch(attempt, EpochReport(1, energy_j=10.0, time_s=1.0, power_limit_w=150.0, metric=0.5))
+    ledger.epoch(attempt, EpochReport(1, energy_j=10.0, time_s=1.0, setting=150.0, metric=0.5))
     ledger.observed(attempt, observation(1))
     ledger.ended(1, [observation(1)])
     assert ledger.observations() == (observation(1),)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
-from zeus_flows.core.power import best_limit, epoch_cost
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power import best_setting, epoch_cost
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Ask, Decision, EnergySource, Observation, Outcome, decision_seed
 
 V100 = Gpu("V100", 1, 250.0)
@@ -32,7 +32,7 @@ def job(policy_name: str = "thompson", **changes: Any) -> Job:
 def profile(batch_size: int, gpu: Gpu = V100, *, complete: bool = True, speed: float = 1.0) -> PowerProfile:
     """A profile in which larger batches are faster with a diminishing return."""
     measurements = tuple(
-        LimitMeasurement(w, 0.9 * w, speed * 100 * (1 - 20 / w) * batch_size / (batch_size + 20)) for w in LIMITS
+        SettingMeasurement(w, 0.9 * w, speed * 100 * (1 - 20 / w) * batch_size / (batch_size + 20)) for w in LIMITS
     )
     return PowerProfile(batch_size, gpu, measurements, complete=complete)
 
@@ -52,12 +52,12 @@ def observation(
 ) -> Observation:
     """An attempt that trained at the best limit; its costs follow from the profile."""
     known = profile(batch_size, gpu)
-    at = best_limit(for_job or job(), known)
+    at = best_setting(for_job or job(), known)
     time_s = epochs * samples / at.samples_per_s
     values: dict[str, Any] = {
         "energy_j": time_s * at.average_power_w,
         "time_s": time_s,
-        "power_limit_w": at.power_limit_w,
+        "setting": at.setting,
         "profile": known if profiled else None,
         "profiling_time_s": 1.0 if profiled else 0.0,
         **changes,
@@ -120,7 +120,7 @@ def wild_observations(draw: st.DrawFn, recurrence: int | None = None, attempt: i
         gpu=gpu,
         energy_source=EnergySource.SIMULATED,
         samples_per_epoch=draw(st.sampled_from([0, 1, 1_000, 60_000])),
-        power_limit_w=draw(st.sampled_from([None, 100.0, 250.0])),
+        setting=draw(st.sampled_from([None, 100.0, 250.0])),
         profile=draw(profiles),
         profiling_time_s=draw(st.sampled_from([0.0, 1.0])),
         epochs_allowed=draw(st.sampled_from([None, 0, 1, 30])),

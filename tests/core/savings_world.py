@@ -21,7 +21,7 @@ from zeus_flows.core.belief import EpochsBelief
 from zeus_flows.core.early_stop import epochs_allowed
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Part, Parts, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.core.savings import Account, Savings
 from zeus_flows.ledger.memory import MemoryLedger
@@ -46,7 +46,7 @@ def true_profile(batch_size: int) -> PowerProfile:
     measured = []
     for limit in LIMITS:
         draws = min(limit, IDLE_W + 270 * full**0.5)
-        measured.append(LimitMeasurement(limit, draws, 3_000 * full * ((draws - IDLE_W) / 210) ** 0.45))
+        measured.append(SettingMeasurement(limit, draws, 3_000 * full * ((draws - IDLE_W) / 210) ** 0.45))
     return PowerProfile(batch_size, GPU, tuple(measured))
 
 
@@ -56,7 +56,7 @@ def measured_profile(batch_size: int, seed: int) -> PowerProfile:
     off = np.exp(0.01 * np.random.default_rng([seed, 4, batch_size]).normal(size=(len(LIMITS), 2)))
     true = true_profile(batch_size)
     measured = [
-        LimitMeasurement(m.power_limit_w, m.average_power_w * float(w), m.samples_per_s * float(s))
+        SettingMeasurement(m.setting, m.average_power_w * float(w), m.samples_per_s * float(s))
         for m, (w, s) in zip(true.measurements, off, strict=True)
     ]
     return replace(true, measurements=tuple(measured))
@@ -155,7 +155,7 @@ class World:
         """Their expectation, whole epochs and all."""
         return mean_of_whole(self.epochs[batch_size] * self.level(recurrence), self.scatter)
 
-    def at(self, batch_size: int, limit_w: float) -> LimitMeasurement:
+    def at(self, batch_size: int, limit_w: float) -> SettingMeasurement:
         """Power and throughput at one of them."""
         return true_profile(batch_size).measurements[LIMITS.index(limit_w)]
 
@@ -205,13 +205,13 @@ class World:
         if (batch_size, samples) in self.best_limits_w:
             return self.best_limits_w[batch_size, samples]
 
-        def cost(m: LimitMeasurement) -> tuple[float, float]:
-            evaluation = one_evaluation(batch_size, m.power_limit_w)
+        def cost(m: SettingMeasurement) -> tuple[float, float]:
+            evaluation = one_evaluation(batch_size, m.setting)
             time_s = samples / m.samples_per_s + evaluation.time_s + CHECKPOINT.time_s
             energy_j = samples / m.samples_per_s * m.average_power_w + evaluation.energy_j + CHECKPOINT.energy_j
-            return float(self.figures(energy_j, time_s)[2]), -m.power_limit_w
+            return float(self.figures(energy_j, time_s)[2]), -m.setting
 
-        found = min(measured_profile(batch_size, self.seed).measurements, key=cost).power_limit_w
+        found = min(measured_profile(batch_size, self.seed).measurements, key=cost).setting
         self.best_limits_w[batch_size, samples] = found
         return found
 
@@ -263,13 +263,13 @@ class Simulated:
             gpu=GPU,
             energy_source=self.energy_source,
             samples_per_epoch=samples,
-            power_limit_w=limit_w if tuned else None,
+            setting=limit_w if tuned else None,
             profile=measured_profile(b, world.seed) if profiles else None,
             profiling_energy_j=spent.energy_j,
             profiling_time_s=spent.time_s,
             parts=parts,
             host_energy_j=world.host_w * took.time_s,
-            limit_before_w=world.before_w,
+            setting_before=world.before_w,
             control=decision.control,
         )
         if self._rng.random() >= world.failures:
@@ -303,7 +303,7 @@ class History:
     def truth(self) -> dict[str, Vector]:
         """Return the lines and the total as they are, for the recurrences that are compared."""
         world = self.world
-        lines = {name: np.zeros(3) for name in ("power limit", "batch size", "learning", "total")}
+        lines = {name: np.zeros(3) for name in ("power limit", "batch size", "learning", "total", "power only")}
         for recurrences, best in self.eras:
             if best is None:
                 continue
@@ -320,15 +320,17 @@ class History:
         actual, beside = (
             sum((world.figures(o.energy_j, o.time_s) for o in of), np.zeros(3)) for of in ([run], stopped)
         )
-        limit_w = run.power_limit_w or world.before_w
+        limit_w = run.setting or world.before_w
         plain = world.costs(b, limit_w, run.epochs, samples)
         profiling = world.profiling(b, limit_w, samples) if run.profile is not None else np.zeros(3)
         lines["learning"] -= beside + profiling
-        if b == B0 and run.power_limit_w is None:
+        if b == B0 and run.setting is None:
             lines["total"] -= beside + profiling
+            lines["power only"] -= beside + profiling
             return
-        default = world.costs(B0, world.before_w, world.needed(B0, number), samples)
-        lines["total"] += default - beside - (plain + profiling if b == B0 else actual)  # readings err alike
+        ours = beside + (plain + profiling if b == B0 else actual)  # readings err alike
+        for name, default_w in (("total", world.before_w), ("power only", world.best_w(B0, samples))):
+            lines[name] += world.costs(B0, default_w, world.needed(B0, number), samples) - ours
         before = world.expected(B0, world.before_w, number)
         at_best = world.expected(B0, world.best_w(B0, samples), number)
         cheapest = world.expected(best, world.best_w(best, samples), number)

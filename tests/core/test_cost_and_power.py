@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.core.builders import V100, job, profile
 from zeus_flows.core.cost import attempt_cost, cost_rate, energy_to_accuracy, epochs_cost
 from zeus_flows.core.job import Selector
-from zeus_flows.core.power import best_limit, cost_per_sample, epoch_cost
-from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.power import best_setting, cost_per_sample, epoch_cost
+from zeus_flows.core.power_profile import PowerProfile, SettingMeasurement
 from zeus_flows.errors import MeasurementError
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6)
 PROFILES = st.lists(st.tuples(POSITIVE, POSITIVE, POSITIVE), min_size=1, max_size=8).map(
-    lambda rows: PowerProfile(32, V100, tuple(LimitMeasurement(*row) for row in rows))
+    lambda rows: PowerProfile(32, V100, tuple(SettingMeasurement(*row) for row in rows))
 )
 
 
@@ -48,7 +48,7 @@ def test_a_reading_that_cannot_be_believed_is_refused(bad: float) -> None:
 @given(PROFILES, st.floats(0, 1))
 def test_no_limit_is_cheaper_than_the_best_one(a_profile: PowerProfile, eta: float) -> None:
     a_job = job(eta=eta)
-    best = cost_per_sample(a_job, a_profile, best_limit(a_job, a_profile))
+    best = cost_per_sample(a_job, a_profile, best_setting(a_job, a_profile))
     assert all(best <= cost_per_sample(a_job, a_profile, m) for m in a_profile.measurements)
     assert epoch_cost(a_job, a_profile, samples_per_epoch=100) == pytest.approx(100 * best)
 
@@ -56,13 +56,13 @@ def test_no_limit_is_cheaper_than_the_best_one(a_profile: PowerProfile, eta: flo
 @given(PROFILES)
 def test_the_time_selector_takes_the_fastest_limit(a_profile: PowerProfile) -> None:
     fastest = max(m.samples_per_s for m in a_profile.measurements)
-    chosen = best_limit(job(selector=Selector.TIME), a_profile)
+    chosen = best_setting(job(selector=Selector.TIME), a_profile)
     assert chosen.samples_per_s >= fastest * (1 - 1e-12)
 
 
 @given(PROFILES, st.floats(1.0, 2.0))
 def test_a_bound_on_slowdown_is_kept(a_profile: PowerProfile, slowdown: float) -> None:
-    chosen = best_limit(job(selector=Selector.MAX_SLOWDOWN, slowdown=slowdown), a_profile)
+    chosen = best_setting(job(selector=Selector.MAX_SLOWDOWN, slowdown=slowdown), a_profile)
     fastest = max(m.samples_per_s for m in a_profile.measurements)
     assert chosen.samples_per_s * slowdown >= fastest
     allowed = [m for m in a_profile.measurements if m.samples_per_s * slowdown >= fastest]
@@ -72,19 +72,19 @@ def test_a_bound_on_slowdown_is_kept(a_profile: PowerProfile, slowdown: float) -
 
 @given(PROFILES)
 def test_the_energy_selector_takes_the_least_energy(a_profile: PowerProfile) -> None:
-    chosen = best_limit(job(selector=Selector.ENERGY), a_profile)
+    chosen = best_setting(job(selector=Selector.ENERGY), a_profile)
     least = min(m.average_power_w / m.samples_per_s for m in a_profile.measurements)
     assert chosen.average_power_w / chosen.samples_per_s == pytest.approx(least)
 
 
 def test_ties_go_to_the_greater_limit() -> None:
-    even = PowerProfile(32, V100, (LimitMeasurement(100.0, 80.0, 10.0), LimitMeasurement(200.0, 80.0, 10.0)))
-    assert best_limit(job(), even).power_limit_w == 200.0
+    even = PowerProfile(32, V100, (SettingMeasurement(100.0, 80.0, 10.0), SettingMeasurement(200.0, 80.0, 10.0)))
+    assert best_setting(job(), even).setting == 200.0
 
 
 def test_a_profile_without_measurements_has_no_best_limit() -> None:
     with pytest.raises(MeasurementError):
-        best_limit(job(), PowerProfile(32, V100, ()))
+        best_setting(job(), PowerProfile(32, V100, ()))
 
 
 def test_cost_rate_prices_time_at_the_greatest_power() -> None:

@@ -48,7 +48,7 @@ def test_the_plan_is_the_least_of_all_cuts_written_out(cut: PlannedCut, epoch_co
 @given(st.lists(CUTS, min_size=1, max_size=4), st.floats(0.1, 1e3))
 def test_planning_many_arms_at_once_is_planning_each(cuts: list[PlannedCut], epoch_cost_j: float) -> None:
     shared = cuts[0]
-    epochs, costs = plan_many(
+    costs = plan_many(
         log_epochs=np.array([c.log_epochs for c in cuts]),
         variance=np.array([c.variance for c in cuts]),
         noise=np.array([c.noise for c in cuts]),
@@ -60,8 +60,7 @@ def test_planning_many_arms_at_once_is_planning_each(cuts: list[PlannedCut], epo
     )
     for i, c in enumerate(cuts):
         alone = PlannedCut(c.log_epochs, c.variance, c.noise, c.never, shared.best_cost_j, shared.horizon)
-        k, cost = plan(alone, epoch_cost_j=epoch_cost_j, max_epochs=12)
-        assert k == epochs[i]
+        _, cost = plan(alone, epoch_cost_j=epoch_cost_j, max_epochs=12)
         assert cost == pytest.approx(costs[i])
 
 

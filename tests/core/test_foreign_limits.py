@@ -48,7 +48,7 @@ def test_what_was_profiled_before_it_is_kept() -> None:
 
 def test_it_is_compared_with_nothing_when_savings_are_told() -> None:
     a_job = job()
-    runs = [observation(r, 32, 9, profiled=r == 1, limit_before_w=250.0) for r in range(1, 6)]
+    runs = [observation(r, 32, 9, profiled=r == 1, setting_before=250.0) for r in range(1, 6)]
     saved = policy.saved(a_job, policy.fold(a_job, [*runs[:4], foreign(runs[4])]))
     assert saved.so_far is not None
     assert saved.so_far.recurrences == 4

@@ -15,7 +15,7 @@ LIMITS = (100.0, 250.0)
 
 
 def ran(recurrence: int, batch_size: int, limit: float, epochs: int = 10, **changes: Any) -> Observation:
-    return observation(recurrence, batch_size, epochs, power_limit_w=limit, **changes)
+    return observation(recurrence, batch_size, epochs, setting=limit, **changes)
 
 
 def test_a_configuration_is_stopped_at_beta_times_the_cheapest_so_far() -> None:
@@ -40,8 +40,8 @@ def test_a_batch_size_that_failed_is_dropped_with_all_its_limits(outcome: Outcom
     tried = []
     for recurrence in range(4, 20):
         decision = decide(job("grid"), history, ask(recurrence, power_limits_w=LIMITS))
-        tried.append((decision.batch_size, decision.power_limit_w))
-        history.append(ran(recurrence, decision.batch_size, decision.power_limit_w or 250.0))
+        tried.append((decision.batch_size, decision.setting))
+        history.append(ran(recurrence, decision.batch_size, decision.setting or 250.0))
     assert 8 not in {b for b, _ in tried}
     assert {(b, w) for b in (16, 64, 128) for w in LIMITS} <= set(tried)
 

@@ -16,11 +16,11 @@ import pytest
 from tests.conftest import SHARED
 from tests.data import make_traces
 from zeus_flows.core.limit_search import odd_limit, worth_measuring
-from zeus_flows.core.power_profile import LimitMeasurement
+from zeus_flows.core.power_profile import SettingMeasurement
 from zeus_flows.gpu.power_control import candidate_limits
 from zeus_flows.gpu.simulated import CHIPS, Load
 
-Readings = tuple[LimitMeasurement, ...]
+Readings = tuple[SettingMeasurement, ...]
 KINDS = ("v100", "p100")
 MAX_POWER_W = 250.0
 
@@ -32,14 +32,14 @@ class Aim:
     eta: float
     max_slowdown: float | None = None
 
-    def cost_of(self, m: LimitMeasurement) -> float:
+    def cost_of(self, m: SettingMeasurement) -> float:
         return (self.eta * m.average_power_w + (1 - self.eta) * MAX_POWER_W) / m.samples_per_s
 
-    def choose(self, measured: Sequence[LimitMeasurement]) -> float:
+    def choose(self, measured: Sequence[SettingMeasurement]) -> float:
         slowdown = self.max_slowdown or float("inf")
         fastest = max(m.samples_per_s for m in measured)
         allowed = [m for m in measured if m.samples_per_s * slowdown >= fastest]
-        return min(allowed, key=lambda m: (self.cost_of(m), -m.power_limit_w)).power_limit_w
+        return min(allowed, key=lambda m: (self.cost_of(m), -m.setting)).setting
 
 
 AIMS = [*(Aim(eta) for eta in (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)), Aim(1.0, max_slowdown=1.1)]
@@ -65,9 +65,9 @@ def _profiles(path: Path) -> dict[tuple[str, int, str], Readings]:
     with path.open() as file:
         for r in csv.DictReader(file):
             found[r["network"], int(r["batch_size"]), f"{r['optimizer']} {r['dataset']}"].append(
-                LimitMeasurement(float(r["power_limit"]), float(r["average_power"]), 1e4 / float(r["time_per_epoch"]))
+                SettingMeasurement(float(r["power_limit"]), float(r["average_power"]), 1e4 / float(r["time_per_epoch"]))
             )
-    return {name: tuple(sorted(rows, key=lambda m: -m.power_limit_w)) for name, rows in found.items()}
+    return {name: tuple(sorted(rows, key=lambda m: -m.setting)) for name, rows in found.items()}
 
 
 @functools.cache
@@ -81,19 +81,19 @@ def fitted(kind: str) -> dict[tuple[str, int, str], Readings]:
         load, measured = Load(job["T0"], job["Pd"], job["u"], job["b"]), []
         for limit in candidate_limits(*CHIPS[kind].limits_w):
             seconds, watts = CHIPS[kind].epoch(load, limit)
-            measured.append(LimitMeasurement(limit, watts, 1000 / seconds))
+            measured.append(SettingMeasurement(limit, watts, 1000 / seconds))
         found[job["network"], job["batch_size"], str(number)] = tuple(measured)
     return found
 
 
 def go_down(readings: Readings, known: Readings, aim: Aim) -> Readings:
     """Return what is known after going down the limits once, as the profiler does."""
-    measured = {m.power_limit_w: m for m in known}
+    measured = {m.setting: m for m in known}
     for m in readings:
-        if m.power_limit_w not in measured and worth_measuring(
-            m.power_limit_w, tuple(measured.values()), cost_of=aim.cost_of, max_slowdown=aim.max_slowdown
+        if m.setting not in measured and worth_measuring(
+            m.setting, tuple(measured.values()), cost_of=aim.cost_of, max_slowdown=aim.max_slowdown
         ):
-            measured[m.power_limit_w] = m
+            measured[m.setting] = m
     return tuple(measured.values())
 
 
@@ -109,8 +109,8 @@ def search(first: Readings, second: Readings, aim: Aim) -> tuple[Readings, int]:
     measured, odd_w = first_search(first, aim)
     if odd_w is None:
         return measured, len(measured)
-    again = {m.power_limit_w: m for m in second}
-    mended = tuple(again[odd_w] if m.power_limit_w == odd_w else m for m in measured)
+    again = {m.setting: m for m in second}
+    mended = tuple(again[odd_w] if m.setting == odd_w else m for m in measured)
     in_the_end = go_down(first, mended, aim)
     return in_the_end, len(in_the_end) + 1
 
@@ -135,12 +135,12 @@ def with_one_wrong(readings: Readings, i: int, *, speed: float = 0.0, power: flo
 
 
 def true_cost(readings: Readings, aim: Aim, limit_w: float) -> float:
-    return next(aim.cost_of(m) for m in readings if m.power_limit_w == limit_w)
+    return next(aim.cost_of(m) for m in readings if m.setting == limit_w)
 
 
 #: ResNet-50 with a batch of 128 on a V100, as published.
 RESNET = tuple(
-    LimitMeasurement(*m)
+    SettingMeasurement(*m)
     for m in [
         (250.0, 222.4, 2.78),
         (225.0, 205.6, 2.71),
@@ -169,14 +169,14 @@ def test_a_greatest_limit_that_reads_too_fast_does_not_hide_all_others() -> None
 
 
 def test_the_fourth_limit_is_always_measured() -> None:
-    falling = [LimitMeasurement(*m) for m in [(250.0, 240.0, 100.0), (225.0, 220.0, 80.0), (200.0, 200.0, 60.0)]]
+    falling = [SettingMeasurement(*m) for m in [(250.0, 240.0, 100.0), (225.0, 220.0, 80.0), (200.0, 200.0, 60.0)]]
     assert worth_measuring(175.0, falling, cost_of=Aim(0.5).cost_of)
-    falling.append(LimitMeasurement(175.0, 175.0, 40.0))
+    falling.append(SettingMeasurement(175.0, 175.0, 40.0))
     assert not worth_measuring(150.0, falling, cost_of=Aim(0.5).cost_of)
 
 
 def test_limits_slower_than_the_bound_allows_are_left_out_although_they_are_cheaper() -> None:
-    cheap = [LimitMeasurement(250.0 - 25 * i, 240.0 / 2**i, 100.0 - 10 * i) for i in range(5)]
+    cheap = [SettingMeasurement(250.0 - 25 * i, 240.0 / 2**i, 100.0 - 10 * i) for i in range(5)]
     assert worth_measuring(125.0, cheap, cost_of=Aim(1.0).cost_of)
     assert not worth_measuring(125.0, cheap, cost_of=Aim(1.0).cost_of, max_slowdown=1.1)
 
@@ -189,11 +189,11 @@ def test_only_what_was_measured_above_a_limit_says_whether_it_is_worth_measuring
 @pytest.mark.parametrize("share", [0.1, -0.1])
 @pytest.mark.parametrize("what", ["speed", "power"])
 def test_the_odd_one_is_the_reading_that_fits_the_fewest_others(what: str, share: float) -> None:
-    flat = tuple(LimitMeasurement(limit, 90.0, 100.0) for limit in (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0))
+    flat = tuple(SettingMeasurement(limit, 90.0, 100.0) for limit in (250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0))
     assert odd_limit(flat, cost_of=Aim(0.5).cost_of) is None
     for i in range(2, 5):
         wrong = with_one_wrong(flat, i, **{what: share})
-        assert odd_limit(wrong, cost_of=Aim(0.5).cost_of) == flat[i].power_limit_w
+        assert odd_limit(wrong, cost_of=Aim(0.5).cost_of) == flat[i].setting
 
 
 def test_of_two_that_do_not_fit_each_other_the_cheaper_is_odd() -> None:

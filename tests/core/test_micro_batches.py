@@ -135,13 +135,13 @@ def test_a_rate_without_a_profile_begins_anew_with_another_micro_batch() -> None
 def test_a_micro_batch_that_has_trained_is_not_condemned_by_one_shortage() -> None:
     history = [ran_out(1, 1, 64), ran(1, 2, 64, 32), ran_out(2, 1, 128, 32)]
     state = policy.fold(ACCUMULATES, history)
-    assert state.too_large(GPU.key, 3) == 64
+    assert state.too_large(GPU, 3) == 64
     assert decide(ACCUMULATES, history, 2).micro == 16, "but not in that recurrence again"
 
 
 def test_a_whole_batch_that_fits_again_makes_parts_needless() -> None:
     history = [ran_out(1, 1, 64), ran(1, 2, 64, 32), ran(2, 1, 128, 128)]
-    assert policy.fold(ACCUMULATES, history).too_large(GPU.key, 3) is None
+    assert policy.fold(ACCUMULATES, history).too_large(GPU, 3) is None
 
 
 def test_a_snapshot_holds_what_the_fold_does() -> None:

@@ -18,7 +18,7 @@ from zeus_flows.core.epoch_costs import epoch_costs
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Costs, View
 from zeus_flows.core.policy.outlook import Outlook
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Ask, Decision, InFlight, Observation
 
 A40 = Gpu(model="Simulated A40", count=1, max_power_w=300.0)
@@ -29,7 +29,7 @@ def seen_on_the_v100(cheap: int) -> list[Observation]:
     done = []
     for number, batch_size in enumerate((64, 32, 128, 64, 32, 128), start=1):
         rate = 400.0 if batch_size == cheap else 100.0
-        measured = PowerProfile(batch_size, GPU, (LimitMeasurement(250.0, 200.0, rate),))
+        measured = PowerProfile(batch_size, GPU, (SettingMeasurement(250.0, 200.0, rate),))
         done.append(observation(number, batch_size=batch_size, profile=measured))
     return done
 

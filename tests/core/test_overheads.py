@@ -19,7 +19,7 @@ from zeus_flows.core.policy import engine
 from zeus_flows.core.policy.bounds import budget_left
 from zeus_flows.core.policy.costs import arm_costs
 from zeus_flows.core.policy.outlook import Outlook
-from zeus_flows.core.power import best_limit, epoch_at, epoch_cost, run_at
+from zeus_flows.core.power import best_setting, epoch_at, epoch_cost, run_at
 from zeus_flows.core.power_profile import Gpu, Part, Parts, PowerProfile
 from zeus_flows.core.records import Observation
 
@@ -32,7 +32,7 @@ ONE = Part(1)
 def with_parts(o: Observation, *, evaluation: Part = EVALUATION, once: Part = ONE, rest: Part = ONE) -> Observation:
     """Return an observation whose epochs were each followed by an evaluation."""
     at = evaluation.times(o.epochs)
-    parts = Parts(once, ((o.power_limit_w or 250.0, at),), replace(rest.times(o.epochs), count=o.epochs))
+    parts = Parts(once, ((o.setting or 250.0, at),), replace(rest.times(o.epochs), count=o.epochs))
     beside = parts.together
     return replace(o, energy_j=o.energy_j + beside.energy_j, time_s=o.time_s + beside.time_s, parts=parts)
 
@@ -74,7 +74,7 @@ def test_a_part_that_was_not_seen_is_believed_from_other_batch_sizes() -> None:
 def test_an_epoch_costs_its_steps_and_what_lies_beside_them(seconds: float, joules: float) -> None:
     a_job, of = job(), profile(32)
     overheads = Overheads(evaluation=((250.0, Part(1, joules, seconds)),), rest=Part(1, 7.0, 3.0))
-    at = best_limit(a_job, of, samples_per_epoch=SAMPLES, overheads=overheads)
+    at = best_setting(a_job, of, samples_per_epoch=SAMPLES, overheads=overheads)
     epoch = epoch_at(of, at, samples_per_epoch=SAMPLES, overheads=overheads)
     steps = epoch_at(of, at, samples_per_epoch=SAMPLES)
     assert epoch.time_s >= steps.time_s + 3.0
@@ -152,7 +152,7 @@ def test_a_run_in_which_no_limit_may_be_tuned_adds_to_a_profile_instead_of_repla
     state = policy.fold(job(), [observation(1, 32, 5, profiled=True), observation(2, 32, 5, profile=one)])
     kept = state.profile(32, V100)
     assert kept is not None
-    assert {m.power_limit_w for m in kept.measurements} == {m.power_limit_w for m in full.measurements}
+    assert {m.setting for m in kept.measurements} == {m.setting for m in full.measurements}
 
 
 def test_a_state_with_parts_is_read_back_as_it_was_written() -> None:
@@ -174,7 +174,7 @@ def test_what_is_predicted_of_a_run_is_what_it_took() -> None:
     last = history[-1]
     predicted = run_at(
         of,
-        nearest(of, last.power_limit_w or 0.0),
+        nearest(of, last.setting or 0.0),
         epochs=10,
         evaluations=10,
         samples_per_epoch=SAMPLES,
@@ -186,7 +186,7 @@ def test_what_is_predicted_of_a_run_is_what_it_took() -> None:
 
 def evaluated_history(evaluation: Part, recurrences: int = 30) -> list[Observation]:
     return [
-        replace(with_parts(observation(n, 32, 10, profiled=n == 1), evaluation=evaluation), limit_before_w=250.0)
+        replace(with_parts(observation(n, 32, 10, profiled=n == 1), evaluation=evaluation), setting_before=250.0)
         for n in range(1, recurrences + 1)
     ]
 

@@ -33,7 +33,7 @@ from zeus_flows.core.early_stop import NoCut, epochs_allowed
 from zeus_flows.core.job import Drift, Mode, WindowOf
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.policy import POLICIES
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Decision, InFlight, Observation, Outcome
 from zeus_flows.errors import ConfigError, MeasurementError
 
@@ -131,7 +131,7 @@ def test_no_unbelievable_reading_reaches_a_belief(which: int) -> None:
     b = ARMS[which % len(ARMS)]
     gpu = Gpu("V100", 1, max_power)
     try:
-        measured = LimitMeasurement(200.0, power, throughput)
+        measured = SettingMeasurement(200.0, power, throughput)
         seen = observation(
             1, b, 5, energy_j=energy, time_s=time, profile=PowerProfile(b, gpu, (measured,)), profiling_time_s=1.0
         )
@@ -200,7 +200,7 @@ def test_a_batch_size_that_does_not_fit_one_gpu_may_fit_another(name: str) -> No
 def test_running_out_of_memory_once_does_not_condemn_a_batch_size_that_has_trained() -> None:
     history = [observation(1, 32, 10, profiled=True), observation(2, 32, 0, outcome=Outcome.OUT_OF_MEMORY)]
     state = policy.fold(job(), history)
-    assert state.too_large(V100.key, 3) is None
+    assert state.too_large(V100, 3) is None
 
 
 def ran_out_of_memory(recurrence: int) -> Observation:
@@ -211,8 +211,8 @@ def ran_out_of_memory(recurrence: int) -> Observation:
 def test_memory_that_runs_out_after_a_profile_retires_a_batch_size_and_larger_ones_after_two_recurrences() -> None:
     history = [observation(1, 32, 10, profiled=True), ran_out_of_memory(2), ran_out_of_memory(3)]
     state = policy.fold(job(), history)
-    assert state.too_large(V100.key, 4) == 64
-    assert state.too_large(P100.key, 4) is None
+    assert state.too_large(V100, 4) == 64
+    assert state.too_large(P100, 4) is None
     arms = policy.decide(job(), state, ask(4)).reason.arms
     assert [a.batch_size for a in arms if a.status == "infeasible"] == [64, 128]
 
@@ -220,11 +220,11 @@ def test_memory_that_runs_out_after_a_profile_retires_a_batch_size_and_larger_on
 def test_a_batch_size_that_was_retired_is_looked_at_again_only_rarely() -> None:
     twice = [ran_out_of_memory(n) for n in (1, 2)]
     state = policy.fold(job(), twice)
-    assert [state.too_large(V100.key, n) for n in (3, 51, 52)] == [64, 64, None]
+    assert [state.too_large(V100, n) for n in (3, 51, 52)] == [64, 64, None]
     again = policy.advance(job(), state, ran_out_of_memory(52))
-    assert [again.too_large(V100.key, n) for n in (53, 151, 152)] == [64, 64, None], "twice as long"
+    assert [again.too_large(V100, n) for n in (53, 151, 152)] == [64, 64, None], "twice as long"
     fits = policy.advance(job(), again, observation(152, 64, 3))
-    assert fits.too_large(V100.key, 153) is None
+    assert fits.too_large(V100, 153) is None
 
 
 def test_a_batch_size_that_ran_out_of_memory_is_not_tried_again_in_that_recurrence() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.core.builders import V100, ask, decide, job, observation
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job, Mode
-from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile, SettingMeasurement
 from zeus_flows.core.ready_by import read_ready_by
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, Observation
@@ -55,11 +55,11 @@ def test_the_job_file_takes_it_quoted_and_says_so_where_yaml_reads_a_number() ->
 
 def ran(recurrence: int, batch_size: int, *, power: float, speed: float) -> Observation:
     """Ten epochs of a batch size that draws some share of the limit and trains so many samples a second."""
-    at = [LimitMeasurement(w, power * w, speed * (1 - 20 / w)) for w in (100.0, 175.0, 250.0)]
+    at = [SettingMeasurement(w, power * w, speed * (1 - 20 / w)) for w in (100.0, 175.0, 250.0)]
     found = observation(recurrence, batch_size, 10, profile=PowerProfile(batch_size, V100, tuple(at)))
     time_s = 10 * 1_000 / at[0].samples_per_s
-    taken = replace(found, time_s=time_s, energy_j=time_s * at[0].average_power_w, power_limit_w=100.0)
-    return replace(taken, profiling_time_s=1.0, limit_before_w=250.0)
+    taken = replace(found, time_s=time_s, energy_j=time_s * at[0].average_power_w, setting=100.0)
+    return replace(taken, profiling_time_s=1.0, setting_before=250.0)
 
 
 #: The default saves energy; 128 is twice as fast and draws almost three times as much.
@@ -76,7 +76,7 @@ def test_the_fastest_known_arm_runs_at_its_fastest_limit_where_the_best_would_be
     in_time, late, too_late, over = (decided(JOB, s) for s in (10_000.0, 150.0, 50.0, -60.0))
     assert in_time.reason.kind is not ReasonKind.LATE
     for decision in (late, too_late, over):
-        assert (decision.reason.kind, decision.batch_size, decision.power_limit_w) == (ReasonKind.LATE, 128, 250.0)
+        assert (decision.reason.kind, decision.batch_size, decision.setting) == (ReasonKind.LATE, 128, 250.0)
         assert not decision.explores
         assert decision.asked is not None
         assert decision.asked.seconds_left in (150.0, 50.0, -60.0)
@@ -92,7 +92,7 @@ def test_the_fastest_known_arm_runs_at_its_fastest_limit_where_the_best_would_be
 def test_a_mode_that_keeps_the_batch_size_keeps_it_and_the_reason_says_that_it_will_be_late(mode: Mode) -> None:
     decision = decided(replace(JOB, mode=mode), 50.0)
     assert (decision.reason.kind, decision.batch_size) == (ReasonKind.LATE, 32)
-    assert decision.power_limit_w == (250.0 if mode is Mode.POWER else None)
+    assert decision.setting == (250.0 if mode is Mode.POWER else None)
     assert decision.tune_power == (mode is Mode.POWER)
     assert "late" in decision.reason.text
 

@@ -54,7 +54,7 @@ def test_a_decision_says_whose_word_its_mode_is_and_keeps_it() -> None:
 @pytest.mark.parametrize("now", ORDER)
 def test_what_was_folded_does_not_depend_on_the_mode_that_the_job_is_in_now(now: Mode) -> None:
     ran: list[Observation] = [
-        observation(n, b, 5, mode=mode, power_limit_w=None, profiled=True)
+        observation(n, b, 5, mode=mode, setting=None, profiled=True)
         for n, (b, mode) in enumerate(((32, Mode.OBSERVE), (32, Mode.POWER), (16, Mode.FULL), (32, Mode.FULL)), start=1)
     ]
     assert policy.fold(replace(JOB, mode=now), ran) == policy.fold(JOB, ran)

@@ -20,7 +20,7 @@ EVERY_LEARNER = pytest.mark.parametrize("name", ["thompson", "lookahead", "zeus"
 
 def default_cost(a_job: Job, epochs: float) -> float:
     known = profile(32)
-    at = next(m for m in known.measurements if m.power_limit_w == max(LIMITS))
+    at = next(m for m in known.measurements if m.setting == max(LIMITS))
     return epochs * SAMPLES * cost_per_sample(a_job, known, at)
 
 

@@ -14,7 +14,7 @@ from zeus_flows.core import policy
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import from_plain, jsonable
 from zeus_flows.core.overheads import Overheads
-from zeus_flows.core.power import best_limit
+from zeus_flows.core.power import best_setting
 from zeus_flows.core.power_profile import Part, Parts, PowerProfile
 from zeus_flows.core.records import EnergySource, Observation, Outcome
 from zeus_flows.core.savings import (
@@ -81,7 +81,7 @@ def line(found: Savings, name: str) -> Line:
 
 
 def energy_at(batch_size: int, limit_w: float, epochs: float, samples: int = SAMPLES) -> float:
-    at = next(m for m in profile(batch_size).measurements if m.power_limit_w == limit_w)
+    at = next(m for m in profile(batch_size).measurements if m.setting == limit_w)
     return epochs * samples / at.samples_per_s * at.average_power_w
 
 
@@ -91,9 +91,9 @@ def default_energy(epochs: float, samples: int = SAMPLES) -> float:
 
 def as_ever(recurrence: int, epochs: int, **changes: Any) -> Observation:
     """The default: b0 at the greatest limit, nothing applied."""
-    at = next(m for m in profile(32).measurements if m.power_limit_w == max(LIMITS))
+    at = next(m for m in profile(32).measurements if m.setting == max(LIMITS))
     time_s = epochs * SAMPLES / at.samples_per_s
-    values = {"power_limit_w": None, "time_s": time_s, "energy_j": time_s * at.average_power_w, **changes}
+    values = {"setting": None, "time_s": time_s, "energy_j": time_s * at.average_power_w, **changes}
     return observation(recurrence, 32, epochs, **values)
 
 
@@ -154,16 +154,16 @@ def test_from_now_on_is_the_best_known_batch_size_at_its_best_limit() -> None:
     ahead = found.from_now_on
     assert ahead is not None
     assert found.default.best_batch_size == 64
-    assert found.default.best_limit_w == best_limit(job(), profile(64)).power_limit_w
+    assert found.default.best_setting == best_setting(job(), profile(64)).setting
     assert ahead.baseline.energy_j - ahead.total.amount.energy_j == pytest.approx(HISTORY[3].energy_j)
     assert ahead.total.low.energy_j < ahead.total.amount.energy_j < ahead.total.high.energy_j
     assert [part.name for part in ahead.lines] == [POWER_LIMIT, BATCH_SIZE]
 
 
 def test_the_default_is_the_limit_that_was_set_before() -> None:
-    history = [replace(o, limit_before_w=175.0) for o in HISTORY]
+    history = [replace(o, setting_before=175.0) for o in HISTORY]
     found = saved(history)
-    assert found.default.limit_w == 175.0
+    assert found.default.setting == 175.0
     assert compared(found).baseline.energy_j == pytest.approx(3 * energy_at(32, 175.0, 20))
 
 
@@ -194,13 +194,13 @@ def test_where_nothing_was_changed_nothing_was_saved(changes: dict[str, Any]) ->
 
 def test_observing_costs_what_looking_took_and_says_what_could_be_saved() -> None:
     a_job = job(mode=Mode.OBSERVE)
-    looked = as_ever(1, 20, profile=profile(32), profiling_time_s=5.0, mode=Mode.OBSERVE, power_limit_w=250.0)
+    looked = as_ever(1, 20, profile=profile(32), profiling_time_s=5.0, mode=Mode.OBSERVE, setting=250.0)
     looked = replace(looked, energy_j=looked.energy_j + 900.0, time_s=looked.time_s + 5.0)
-    found = saved([looked, as_ever(2, 20, mode=Mode.OBSERVE, power_limit_w=250.0)], a_job)
+    found = saved([looked, as_ever(2, 20, mode=Mode.OBSERVE, setting=250.0)], a_job)
     assert line(found, LEARNING).amount.energy_j == pytest.approx(-900.0)
     assert compared(found).total.amount.energy_j == pytest.approx(-900.0)
     assert found.from_now_on is not None
-    best = best_limit(a_job, profile(32)).power_limit_w
+    best = best_setting(a_job, profile(32)).setting
     assert found.from_now_on.total.amount.energy_j == pytest.approx(default_energy(20) - energy_at(32, best, 20))
 
 
@@ -329,7 +329,7 @@ def test_runs_without_parts_are_compared_as_what_they_took() -> None:
 
 
 def test_evaluation_and_start_up_are_part_of_what_the_default_takes() -> None:
-    limit = best_limit(job(), profile(32)).power_limit_w
+    limit = best_setting(job(), profile(32)).setting
 
     def whole(o: Observation) -> Observation:
         parts = Parts(Part(1, 500.0, 10.0), ((limit, Part(o.epochs, 30.0 * o.epochs, 2.0 * o.epochs)),))
@@ -353,9 +353,7 @@ def test_the_host_is_its_own_part_of_the_energy() -> None:
 def test_without_a_sensor_there_are_no_joules_anywhere() -> None:
     a_job = job(in_seconds=True)
     history = [
-        replace(
-            o, energy_j=0.0, energy_source=EnergySource.NONE, profile=None, power_limit_w=None, profiling_time_s=0.0
-        )
+        replace(o, energy_j=0.0, energy_source=EnergySource.NONE, profile=None, setting=None, profiling_time_s=0.0)
         for o in HISTORY
     ]
     found = saved(history, a_job)
@@ -369,7 +367,7 @@ def test_without_a_sensor_there_are_no_joules_anywhere() -> None:
 
 def test_the_default_batch_size_is_a_choice_where_no_limit_can_be_set() -> None:
     """Without permission to set limits, a policy still chooses: what b0 took above the best is what learning cost."""
-    free = [replace(o, power_limit_w=None, profile=None, profiling_time_s=0.0, mode=Mode.FULL) for o in HISTORY]
+    free = [replace(o, setting=None, profile=None, profiling_time_s=0.0, mode=Mode.FULL) for o in HISTORY]
     found = saved(free)
     assert found.default.unchanged == 0
     assert line(found, POWER_LIMIT).amount == Amount()
@@ -379,11 +377,12 @@ def test_the_default_batch_size_is_a_choice_where_no_limit_can_be_set() -> None:
 def test_the_series_has_the_figures_of_the_table() -> None:
     found = saved(HISTORY)
     figures = of_savings(found)
-    assert figures["zf.saved/energy_j"] == compared(found).total.amount.energy_j
-    assert figures["zf.saved/cost_j"] == compared(found).total.amount.cost_j
-    assert figures["zf.saved/time_s"] == compared(found).total.amount.time_s
+    total = compared(found).total.amount
+    assert figures["zf.saved/energy_j"] == pytest.approx(total.energy_j, rel=1e-4)
+    assert figures["zf.saved/cost_j"] == pytest.approx(total.cost_j, rel=1e-4)
+    assert figures["zf.saved/time_s"] == pytest.approx(total.time_s, rel=1e-4)
     parts = sum(figures[f"zf.saved/by_{name}_j"] for name in ("power_limit", "batch_size", "learning", "luck"))
-    assert parts == pytest.approx(figures["zf.saved/cost_j"])
+    assert parts == pytest.approx(figures["zf.saved/cost_j"], rel=1e-4)
     assert of_savings(saved([])) == {"zf.saved/lost_recurrences": 0.0, "zf.saved/skipped_recurrences": 0.0}
 
 
@@ -446,16 +445,16 @@ def test_each_limit_that_a_grid_tries_stays_in_the_profile_and_the_default_is_th
             32,
             10,
             profile=replace(known, measurements=(m,)),
-            power_limit_w=m.power_limit_w,
+            setting=m.setting,
             energy_j=10 * 1_000 / m.samples_per_s * m.average_power_w,
             time_s=10 * 1_000 / m.samples_per_s,
-            limit_before_w=250.0,
+            setting_before=250.0,
         )
-        for n, m in enumerate(sorted(known.measurements, key=lambda m: -m.power_limit_w), start=1)
+        for n, m in enumerate(sorted(known.measurements, key=lambda m: -m.setting), start=1)
     ]
     saved = policy.saved(a_job, policy.fold(a_job, history))
     spent = sum(o.energy_j for o in history)
-    assert saved.default.limit_w == 250.0
+    assert saved.default.setting == 250.0
     assert saved.so_far is not None
     assert saved.so_far.total.amount.energy_j == pytest.approx(3 * history[0].energy_j - spent, rel=0.02)
 
@@ -464,7 +463,7 @@ def test_runs_at_the_limit_before_of_which_nothing_was_tried_save_nothing() -> N
     a_job = job("default")
     one = replace(profile(32), measurements=profile(32).measurements[-1:])
     runs = [
-        observation(n, 32, 9 + n, profile=one, profiling_time_s=5.0, power_limit_w=250.0, limit_before_w=250.0)
+        observation(n, 32, 9 + n, profile=one, profiling_time_s=5.0, setting=250.0, setting_before=250.0)
         for n in (1, 2, 3)
     ]
     saved = policy.saved(a_job, policy.fold(a_job, runs))
@@ -475,10 +474,8 @@ def test_runs_at_the_limit_before_of_which_nothing_was_tried_save_nothing() -> N
 
 def test_a_gpu_without_power_limits_is_given_none() -> None:
     a_job = job(batch_sizes=(32, 64))
-    runs = [
-        replace(observation(n, 32, 10, profiled=True), power_limit_w=None, parts=Parts(rest=Part(10))) for n in (1, 2)
-    ]
+    runs = [replace(observation(n, 32, 10, profiled=True), setting=None, parts=Parts(rest=Part(10))) for n in (1, 2)]
     saved = policy.saved(a_job, policy.fold(a_job, runs))
-    assert (saved.default.limit_w, saved.default.best_limit_w) == (None, None)
+    assert (saved.default.setting, saved.default.best_setting) == (None, None)
     assert saved.so_far is not None
     assert saved.so_far.line(POWER_LIMIT) is None

@@ -85,7 +85,7 @@ def test_a_baseline_that_is_not_known_is_said_to_be_so() -> None:
 
 def test_observing_shows_what_looking_cost_and_what_could_be_saved() -> None:
     a_job = job(mode=Mode.OBSERVE)
-    looked = as_ever(1, 20, profile=profile(32), profiling_time_s=5.0, mode=Mode.OBSERVE, power_limit_w=250.0)
+    looked = as_ever(1, 20, profile=profile(32), profiling_time_s=5.0, mode=Mode.OBSERVE, setting=250.0)
     looked = replace(looked, energy_j=looked.energy_j + 900.0, profiling_energy_j=1_500.0)
     text = printed(saved([looked], a_job), a_job)
     assert "1 recurrence took" in text
@@ -103,7 +103,7 @@ def test_off_shows_what_was_spent() -> None:
 
 def test_without_a_sensor_no_joule_is_shown() -> None:
     a_job = job(in_seconds=True)
-    changes: dict[str, Any] = {"energy_j": 0.0, "profile": None, "power_limit_w": None, "profiling_time_s": 0.0}
+    changes: dict[str, Any] = {"energy_j": 0.0, "profile": None, "setting": None, "profiling_time_s": 0.0}
     history = [replace(o, energy_source=EnergySource.NONE, **changes) for o in HISTORY]
     text = printed(saved(history, a_job), a_job)
     assert " J" not in text

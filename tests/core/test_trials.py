@@ -6,13 +6,15 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.core import builders
 from tests.core.builders import V100, profile
 from zeus_flows.core.belief import EpochsBelief, StoppedRuns
 from zeus_flows.core.policy.base import Costs, View
 from zeus_flows.core.policy.outlook import Outlook
-from zeus_flows.core.policy.trials import look_at
+from zeus_flows.core.policy.trials import LATEST, TIMES, best_look
 from zeus_flows.core.records import Outcome
 from zeus_flows.experiments.replay.comparison import dearest, default_run
 from zeus_flows.experiments.replay.replaying import replay, replay_job
@@ -76,18 +78,71 @@ def test_an_optimum_behind_a_dearer_batch_size_is_found_by_a_look() -> None:
 
 
 def test_looks_that_found_nothing_make_the_next_one_worth_less() -> None:
-    job = builders.job("thompson")
-    belief = EpochsBelief.empty(job.batch_sizes, 32).complete(job, 32, 30).complete(job, 32, 31)
-    costs = Costs({16: 110.0, 32: 100.0})
-    view = View(builders.ask(40), job.batch_sizes, 32, may_explore=True, look_up_costs=lambda: costs)
-
     def worth(fruitless: int) -> float:
-        stopped = tuple(StoppedRuns(fruitless if b == 128 else 0) for b in job.batch_sizes)
-        look = look_at(Outlook(job, replace(belief, stopped=stopped, completions=3_000), view), 1)
-        return look.worth if look is not None else 0.0
+        look = best_look(outlook(completions=3_000, stopped=StoppedRuns(fruitless, newest=3_000)))
+        return 0.0 if look is None else look.reason.numbers["worth"]
 
-    assert worth(0) > worth(1) > 0
+    assert worth(1) > worth(2) > 0
     assert worth(1_000) == 0
+
+
+def outlook(*, completions: int, stopped: StoppedRuns, dead: bool = False) -> Outlook:
+    """Return what is believed where 32 is the best known, and 128 alone has never reached the target."""
+    job = builders.job("thompson")
+    belief = EpochsBelief.empty(job.batch_sizes, 32)
+    for b in job.batch_sizes:
+        if b != 128:
+            belief = belief.complete(job, b, 30 if b == 32 else 200)
+    at = job.batch_sizes.index(128)
+    belief = replace(
+        belief,
+        stopped=tuple(stopped if i == at else s for i, s in enumerate(belief.stopped)),
+        dead=tuple(dead and i == at for i in range(len(job.batch_sizes))),
+        completions=completions,
+    )
+    costs = Costs({b: 100.0 * 32 / b for b in job.batch_sizes})
+    view = View(builders.ask(40), job.batch_sizes, 32, may_explore=True, look_up_costs=lambda: costs)
+    return Outlook(job, belief, view)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 10**5), st.integers(1, 10**4))
+def test_a_look_is_due_whenever_the_runs_have_doubled_since_the_last(
+    completions: int, last: int, count: int, epochs: int
+) -> None:
+    """However often it was stopped, and however much that has cost."""
+    last = min(last, completions)
+    seen = StoppedRuns(count, count * epochs, epochs, newest=last)
+    look = best_look(outlook(completions=completions, stopped=seen))
+    assert look is None or look.batch_size == 128
+    if completions >= max(LATEST, TIMES * last):
+        assert look is not None
+    assert best_look(outlook(completions=completions, stopped=seen, dead=True)) is None, "its own run has ruled it out"
+
+
+HUMPS = {
+    "the optimum behind two dearer ones": ({16: 6, 32: 7, 64: 12, 128: 19, 256: 17, 512: 10}, 16),
+    "an arm that nobody would hope for": ({16: 90, 32: 60, 64: 30, 128: 30, 256: 31}, 256),
+    "a wall on either side": ({16: 150, 32: 140, 64: 20, 128: 150, 256: 300}, 64),
+    "the optimum far below, behind a wall": ({16: 3, 32: 80, 64: 60, 128: 40, 256: 30, 512: 20}, 512),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curves", [False, True], ids=["ends", "curves"])
+@pytest.mark.parametrize("hump", HUMPS)
+def test_while_an_arm_has_never_completed_looks_go_on_at_a_falling_rate(hump: str, curves: bool) -> None:
+    """At 1,000 and at 3,000 recurrences: one in every doubling, at most a few, and in the end the best is found."""
+    epochs, default = HUMPS[hump]
+    humped = trace(epochs, default=default, curves=curves)
+    seen: list[Recurrence] = []
+    done = replay(humped, replay_job(humped, "thompson"), recurrences=3_250, seed=1, watch=seen.append)
+    attempts = [o for r in seen for _, o in r.attempts]
+    completed = {o.batch_size for o in attempts if o.converged}
+    looks = [o.recurrence for o in attempts if o.explores and o.batch_size not in completed]
+    for begin in (200, 400, 800, 1_600):
+        if completed != set(epochs):
+            assert 1 <= sum(begin < r <= 2 * begin + 10 for r in looks) <= 5
+    assert done.last(done.last_costs_j) < 1.15 * done.best_cost_j
 
 
 def test_a_look_costs_a_fraction_of_a_run_where_curves_tell() -> None:

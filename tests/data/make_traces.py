@@ -35,7 +35,7 @@ def write(folder: Path) -> None:
                     train.append((*job, 0.001, run, target, "nan" if epochs is None else round(share * epochs)))
             for m in trace.profiles[b].measurements:
                 seconds = SAMPLES_PER_EPOCH / m.samples_per_s
-                power.append((*job, f"{m.power_limit_w:g}", f"{seconds:.6g}", f"{m.average_power_w:.6g}"))
+                power.append((*job, f"{m.setting:g}", f"{seconds:.6g}", f"{m.average_power_w:.6g}"))
     _write(folder / "summary_train.csv", TRAIN_COLUMNS, train)
     _write(folder / f"summary_power_{GPU}.csv", POWER_COLUMNS, power)
 

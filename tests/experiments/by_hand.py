@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace
 
 GPU = Gpu("by-hand", 1, 100.0)
@@ -11,7 +11,8 @@ GPU = Gpu("by-hand", 1, 100.0)
 def profile(batch_size: int, *, epoch_s: float) -> PowerProfile:
     """Return what an epoch takes: 100 W at 100 W, and half of the power at 50 W without being slower."""
     speed = SAMPLES_PER_EPOCH / epoch_s
-    return PowerProfile(batch_size, GPU, (LimitMeasurement(100.0, 100.0, speed), LimitMeasurement(50.0, 50.0, speed)))
+    rows = (SettingMeasurement(100.0, 100.0, speed), SettingMeasurement(50.0, 50.0, speed))
+    return PowerProfile(batch_size, GPU, rows)
 
 
 def trace_by_hand() -> Trace:

@@ -24,7 +24,8 @@ from zeus_flows.experiments.acceptance.measuring import AcceptancePlan, measure
 from zeus_flows.experiments.acceptance.put_back import judge_put_back
 from zeus_flows.experiments.acceptance.readings import SensorReading, judge_counter, judge_spans, scatter_of_spans
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.guard import PowerGuard, journal_folder
+from zeus_flows.gpu.guard import PowerGuard
+from zeus_flows.gpu.journal import journal_folder
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.open_gpus import group_of_real
 from zeus_flows.gpu.simulated import Load

@@ -55,7 +55,7 @@ def best(traces: list[Trace], job: Job) -> npt.NDArray[np.float64]:
 def regret_after_the_shift(name: str, window: int | None = None) -> float:
     job = Job("known", (32, 64, 128), 64, 200, policy=name, window=window, beta=4.0)
     slices = [BEFORE_SHIFT] * BEFORE + [AFTER_SHIFT] * AFTER
-    found = replay_slices(slices, job, best(slices, job), times=SEEDS)
+    found = replay_slices(slices, job, best(slices, job), seeds=range(SEEDS))
     return float(found.regret[:, BEFORE:].sum(axis=1).mean())
 
 
@@ -73,7 +73,7 @@ def test_once_recovered_the_window_and_the_reset_run_the_new_best_arm() -> None:
     job = Job("known", (32, 64, 128), 64, 200, policy="thompson", beta=4.0)
     slices = [BEFORE_SHIFT] * BEFORE + [AFTER_SHIFT] * AFTER
 
-    found = replay_slices(slices, job, best(slices, job), times=SEEDS)
+    found = replay_slices(slices, job, best(slices, job), seeds=range(SEEDS))
 
     assert found.regret[:, -10:].mean() < 0.1
     assert all(any(BEFORE < a <= BEFORE + 3 for a in alarms) for alarms in found.alarms)
@@ -83,7 +83,7 @@ def test_the_detector_notices_what_is_planted_and_raises_few_false_alarms() -> N
     job = Job("known", (32, 64, 128), 64, 200, policy="thompson")
     slices = [BEFORE_SHIFT] * 40
 
-    quiet = replay_slices(slices, job, best(slices, job), times=SEEDS)
+    quiet = replay_slices(slices, job, best(slices, job), seeds=range(SEEDS))
     found = {d.factor: d for d in detections(slices, job, times=SEEDS)}
 
     assert sum(map(len, quiet.alarms)) <= 0.02 * 40 * SEEDS
@@ -143,7 +143,7 @@ max_epochs: 5
     assert overheads[32].evaluation_at(250.0).time_s == pytest.approx(6.0)
 
     assert gpu.max_power_w == 250.0
-    assert [m.power_limit_w for m in profiles[32].measurements] == [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]
+    assert [m.setting for m in profiles[32].measurements] == [250.0, 225.0, 200.0, 175.0, 150.0, 125.0, 100.0]
     assert profiles[64].measurements[0].samples_per_s > profiles[32].measurements[0].samples_per_s
 
 

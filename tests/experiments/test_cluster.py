@@ -27,6 +27,7 @@ from zeus_flows.experiments.cluster.groups import Arrivals, DrawnGroup, ReadGrou
 from zeus_flows.experiments.cluster.ordered_fold import OrderedFold
 from zeus_flows.experiments.cluster.request import ClusterRequest, answer
 from zeus_flows.experiments.cluster.simulating import GroupSums, Submission, simulate
+from zeus_flows.experiments.fan_out import in_turn
 from zeus_flows.experiments.replay.comparison import find_traces
 from zeus_flows.experiments.replay.replaying import TraceTrainer, replay, replay_job
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace
@@ -299,12 +300,10 @@ def test_the_order_in_which_pieces_are_done_changes_nothing() -> None:
     drawn = [DrawnGroup(f"{w}-{i}", w, 30, gap_s=900.0, seed=i) for w in ("cifar100", "squad") for i in range(3)]
     arrivals = Arrivals(tuple(drawn), "by hand")
 
-    def backwards(work, items):  # type: ignore[no-untyped-def]
+    def backwards(work, items, told=None):  # type: ignore[no-untyped-def]
         return [work(item) for item in reversed(items)][::-1]
 
-    forwards = compare_groups(
-        arrivals, traces, ["thompson"], seeds=[1, 2], fan_out=lambda work, items: [work(i) for i in items]
-    )
+    forwards = compare_groups(arrivals, traces, ["thompson"], seeds=[1, 2], fan_out=in_turn)
     assert forwards == compare_groups(arrivals, traces, ["thompson"], seeds=[1, 2], fan_out=backwards)
     assert len(forwards) == 3
     assert all(0 < r.energy.value < 1.2 for r in forwards)
@@ -364,4 +363,4 @@ def test_on_a_runner_the_rows_are_the_same_and_the_flow_writes_one_run_to_mlflow
 
 def test_a_request_without_policies_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no policy"):
-        answer(ClusterRequest(policies=()), lambda work, items: [work(i) for i in items])
+        answer(ClusterRequest(policies=()), in_turn)

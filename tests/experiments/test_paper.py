@@ -18,7 +18,7 @@ from zeus_flows.cli import main
 from zeus_flows.core.job import Job
 from zeus_flows.core.policy.base import Lesson
 from zeus_flows.core.policy.zeus_paper import ZeusPaper
-from zeus_flows.core.power import best_limit
+from zeus_flows.core.power import best_setting
 from zeus_flows.experiments.paper.drawing import draw
 from zeus_flows.experiments.paper.registry import FIGURES, LEFT_OUT, traces_for
 from zeus_flows.experiments.paper.result import range_claim
@@ -93,10 +93,10 @@ def test_without_just_in_time_profiling_each_limit_takes_a_run_of_its_own() -> N
     job = replay_job(trace, "power")
     seen: list[Recurrence] = []
     replay(trace, job, recurrences=len(trace.power_limits_w) + 2, offline=True, watch=seen.append)
-    limits = [done.attempts[-1][1].power_limit_w for done in seen]
+    limits = [done.attempts[-1][1].setting for done in seen]
     assert limits[: len(trace.power_limits_w)] == sorted(trace.power_limits_w, reverse=True)
-    best = best_limit(job, trace.profiles[trace.default_batch_size], samples_per_epoch=trace.samples_per_epoch)
-    assert set(limits[len(trace.power_limits_w) :]) == {best.power_limit_w}
+    best = best_setting(job, trace.profiles[trace.default_batch_size], samples_per_epoch=trace.samples_per_epoch)
+    assert set(limits[len(trace.power_limits_w) :]) == {best.setting}
 
 
 def test_an_unpruned_batch_size_that_failed_is_run_again() -> None:

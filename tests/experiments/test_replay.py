@@ -102,7 +102,7 @@ def test_grid_tries_every_limit_of_what_it_does_not_drop_and_then_keeps_the_chea
     count = len(cifar.batch_sizes) * len(cifar.power_limits_w)
     seen: list[Recurrence] = []
     replay(cifar, job, recurrences=count + 5, watch=seen.append)
-    tried = {(r.attempts[0][1].batch_size, r.attempts[0][1].power_limit_w) for r in seen}
+    tried = {(r.attempts[0][1].batch_size, r.attempts[0][1].setting) for r in seen}
     dropped = {o.batch_size for r in seen for _, o in r.attempts if not o.converged}
     assert {(b, w) for b in cifar.batch_sizes if b not in dropped for w in cifar.power_limits_w} <= tried
     assert all(cifar.expected_costs(job)[b] > 1.5 * cifar.best_cost_j(job) for b in dropped)

@@ -14,9 +14,8 @@ import pynvml
 import pytest
 
 from tests.gpu import job_on_gpu
-from tests.gpu.nvml_emulator import Emulator, build, emulated
-from zeus_flows.gpu.guard import journal_folder
-from zeus_flows.gpu.journal import Journal
+from tests.gpu.nvml_emulator import Emulator, build, emulated, set_limit_elsewhere
+from zeus_flows.gpu.journal import Journal, journal_folder
 from zeus_flows.gpu.nvml import Nvml
 
 pytestmark = pytest.mark.slow
@@ -110,7 +109,7 @@ def test_after_sigkill_the_next_job_puts_the_previous_limit_back(emulator: Emula
     job = Job(emulator, tmp_path, "0.1")
     code, _, log = job.end()
     assert code == 0
-    assert "ended without putting its power limit back" in log
+    assert "ended without putting it back; the power limit is" in log
     assert emulator.limit_w() == PREVIOUS_W
 
 
@@ -123,7 +122,7 @@ def test_after_sigkill_a_job_on_another_gpu_puts_the_previous_limit_back(emulato
         text=True,
         check=True,
     )
-    assert "power limit back" in other.stderr
+    assert "the power limit is 200 W again" in other.stderr
     assert emulator.limit_w() == PREVIOUS_W
 
 
@@ -148,6 +147,53 @@ def test_after_sigkill_a_command_puts_the_previous_limit_back(emulator: Emulator
     assert restored.returncode == 0, restored.stderr
     assert "200 W again" in restored.stdout
     assert emulator.limit_w() == PREVIOUS_W
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_locked_clocks_are_reset_within_five_seconds_of_a_signal(
+    emulator: Emulator, tmp_path: Path, number: signal.Signals
+) -> None:
+    job = Job(emulator, tmp_path, "clocks")
+    assert (emulator.locked_mhz(), emulator.locked_mhz(1), emulator.limit_w()) == (900, 0, PREVIOUS_W)
+    assert job.end(number, within_s=5.0)[0] == -number
+    assert (emulator.locked_mhz(), emulator.limit_w()) == (0, PREVIOUS_W)
+    assert Journal(journal_folder(tmp_path)).uuids() == ()
+
+
+def test_after_sigkill_the_next_job_resets_clocks_and_a_limit_of_somebody_else_stays(
+    emulator: Emulator, tmp_path: Path
+) -> None:
+    Job(emulator, tmp_path, "clocks").end(signal.SIGKILL)
+    assert emulator.locked_mhz() == 900
+    set_limit_elsewhere(emulator, 175.0)
+    code, _, log = Job(emulator, tmp_path, "0.1").end()
+    assert (code, emulator.locked_mhz(), emulator.limit_w()) == (0, 0, 175.0)
+    assert "ended without putting it back; the clocks are not locked any more" in log
+
+
+def test_after_sigkill_a_command_locks_clocks_again_as_somebody_had_them(emulator: Emulator, tmp_path: Path) -> None:
+    Job(emulator, tmp_path, "clocks", LOCKED_BEFORE="1200").end(signal.SIGKILL)
+    assert emulator.locked_mhz() == 900
+    restored = subprocess.run(
+        [sys.executable, "-c", "from zeus_flows.cli.gpu import restore_power_command; restore_power_command()"],
+        env=emulator.environment(ZEUS_FLOWS_STATE_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert restored.returncode == 0, restored.stderr
+    assert "the clocks are locked to 1200 MHz again" in restored.stdout
+    assert emulator.locked_mhz() == 1200
+
+
+def test_a_gpu_that_is_lost_with_its_clocks_locked_keeps_its_journal(emulator: Emulator, tmp_path: Path) -> None:
+    job = Job(emulator, tmp_path, "clocks", NVMLEMU_FAIL="nvmlDeviceResetGpuLockedClocks:15:0")
+    code, _, log = job.end(signal.SIGTERM, within_s=5.0)
+    assert code == -signal.SIGTERM
+    assert "its journal is kept" in log
+    assert len(Journal(journal_folder(tmp_path)).uuids()) == 1
+    assert Job(emulator, tmp_path, "0.1").end()[0] == 0
+    assert emulator.locked_mhz() == 0
 
 
 def test_workers_that_outlive_a_killed_job_do_not_keep_its_gpu(emulator: Emulator, tmp_path: Path) -> None:

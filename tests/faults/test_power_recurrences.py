@@ -16,8 +16,7 @@ from prefect.settings import PREFECT_API_URL
 
 from tests.gpu.nvml_emulator import Emulator, build, emulated
 from tests.processes import ZEUS_FLOWS, Forked
-from zeus_flows.gpu.guard import journal_folder
-from zeus_flows.gpu.journal import Journal
+from zeus_flows.gpu.journal import Journal, journal_folder
 from zeus_flows.gpu.nvml import Nvml
 
 pytestmark = [

@@ -71,8 +71,8 @@ def test_a_training_on_a_good_gpu_profiles_settles_and_puts_the_previous_limit_b
     assert observed.energy_complete
     assert observed.profile is not None
     assert len(observed.profile.measurements) == 8  # the limit that was there before is measured too
-    assert observed.limit_before_w in [m.power_limit_w for m in observed.profile.measurements]
-    assert LIMITS_SEEN[-1] == observed.power_limit_w
+    assert observed.setting_before in [m.setting for m in observed.profile.measurements]
+    assert LIMITS_SEEN[-1] == observed.setting
     assert observed.profile.made_with.startswith("torch 2, driver")
 
 
@@ -93,7 +93,7 @@ def test_an_attempt_that_ends_while_readings_fail_is_marked_as_partial(train: Ca
 def test_a_limit_that_cannot_be_set_ends_the_profile_not_the_training(
     train: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zeus_flows.gpu.guard._BETWEEN_TRIES_S", 0.01)
+    monkeypatch.setattr("zeus_flows.gpu.putting_back._BETWEEN_TRIES_S", 0.01)
     observed = train(fails="nvmlDeviceSetPowerManagementLimit", epochs=4)
     assert (observed.outcome, observed.epochs) == (Outcome.CONVERGED, 4)
     assert observed.profile is None or not observed.profile.complete

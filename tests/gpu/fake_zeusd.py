@@ -19,7 +19,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         if urlsplit(self.path).path == "/discover":
-            gpus = [{"id": i, "name": pynvml.nvmlDeviceGetName(handle)} for i, handle in enumerate(handles)]
+            gpus = [
+                {"id": i, "name": pynvml.nvmlDeviceGetName(handle), "pci_address": f"0000:{1 + 64 * i:02x}:00.0"}
+                for i, handle in enumerate(handles)
+            ]
             self.answer({"gpus": gpus, "cpus": [], "enabled_api_groups": ["gpu-control"], "auth_required": bool(TOKEN)})
         else:
             energy = {i: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for i, handle in enumerate(handles)}

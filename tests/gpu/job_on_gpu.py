@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 import time
 from pathlib import Path
 
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.errors import ZeusFlowsError
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.open_gpus import open_gpus
@@ -24,10 +26,19 @@ def train(gpus: Gpus, seconds: float) -> None:
 def main(state_dir: Path, what: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, and rightly so
     gpus = open_gpus(
-        "auto", workload=None, batch_size=64, samples_per_epoch=None, state_dir=state_dir, visible=None
+        "auto",
+        workload=None,
+        batch_size=64,
+        samples_per_epoch=None,
+        state_dir=state_dir,
+        visible=None,
+        knob=Knob.CLOCKS if what == "clocks" else Knob.POWER_LIMIT,
+        locked_before_mhz=int(os.environ["LOCKED_BEFORE"]) if "LOCKED_BEFORE" in os.environ else None,
     )  # no `with`, so that leaving without closing is tested too
     start = gpus.mark()
-    if gpus.power.can_set:
+    if what == "clocks":
+        gpus.control.set(900.0)
+    elif gpus.power.can_set:
         gpus.power.set_limit_w(100.0)
     if what == "prefect":  # whose handler raises
 
@@ -40,7 +51,7 @@ def main(state_dir: Path, what: str) -> None:
     if what == "workers":
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
     print("ready", f"{gpus.power.limit_w():g}", gpus.power.can_set, flush=True)
-    if what in ("wait", "prefect", "workers"):
+    if what in ("wait", "prefect", "workers", "clocks"):
         train(gpus, 60.0)
     elif what == "busy":  # sets limits all the time
         while True:

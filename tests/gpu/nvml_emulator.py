@@ -76,6 +76,10 @@ class Emulator:
     def calls(self, function: str = "*") -> int:
         return int(self.handle.nvmlEmuCalls(function.encode()))
 
+    def locked_mhz(self, gpu: int = 0) -> int:
+        """Return the clock that a GPU is locked to, which NVML does not tell; 0 where it is not."""
+        return int(self.handle.nvmlEmuLockedMhz(gpu))
+
     def limit_w(self, gpu: int = 0) -> float:
         return float(pynvml.nvmlDeviceGetPowerManagementLimit(pynvml.nvmlDeviceGetHandleByIndex(gpu))) / 1e3
 

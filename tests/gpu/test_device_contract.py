@@ -10,8 +10,10 @@ import pytest
 from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import LimitOutOfRange, NotSupported
+from zeus_flows.gpu.control import ClockControl
 from zeus_flows.gpu.device import Device
-from zeus_flows.gpu.guard import PowerGuard, journal_folder
+from zeus_flows.gpu.guard import PowerGuard
+from zeus_flows.gpu.journal import journal_folder
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.open_gpus import group_of_real, group_of_simulated
 from zeus_flows.gpu.power_control import candidate_limits
@@ -146,6 +148,20 @@ def test_locked_clocks_slow_the_job_down_and_are_reset_on_leaving(rig: Rig) -> N
     assert epoch_s() == pytest.approx(full)
 
 
+def test_the_greatest_clock_means_that_they_are_not_locked(rig: Rig) -> None:
+    control = ClockControl(rig.gpus.power, rig.devices)
+    assert (len(control.settings), control.settings[0], control.settings[-1]) == (84, 1380.0, 135.0)
+    assert (control.read(), control.can_set) == (1380.0, True)
+    for device in rig.devices:
+        assert device.clocks_mhz() == (1380, 877)
+    control.set(900.0)
+    assert control.read() == 900.0
+    assert [device.clocks_mhz()[0] for device in rig.devices] == [900, 900]
+    control.set(1380.0)
+    assert [device.clocks_mhz()[0] for device in rig.devices] == [1380, 1380]
+    assert rig.gpus.power.limit_w() == 250.0
+
+
 def test_clocks_that_do_not_exist_are_refused(rig: Rig) -> None:
     with pytest.raises(NotSupported):
         rig.gpus.power.lock_clocks_mhz(10, 20)
@@ -171,3 +187,31 @@ def test_simulated_and_emulated_agree_within_a_hundredth_on_every_limit(
         assert simulated.seconds_for(1.0) == pytest.approx(emulator.epoch_seconds(), rel=0.01)
         assert simulated.power_w() == pytest.approx(real.power_w(), rel=0.01)
         assert simulated.energy_j() - start == pytest.approx(emulator.joules() - before, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", sorted(CHIPS))
+@pytest.mark.parametrize("load", sorted(LOADS))
+def test_simulated_and_emulated_agree_within_a_hundredth_on_every_clock(
+    kind: str, load: str, emulate: Callable[..., Emulator]
+) -> None:
+    emulator = emulate(NVMLEMU_GPUS=kind, NVMLEMU_CLOCK="virtual")
+    real, simulated = Nvml().devices()[0], SimulatedDevice(kind, VirtualClock())
+    if kind == "p100":  # before Volta
+        for device in (real, simulated):
+            with pytest.raises(NotSupported, match="from Volta on"):
+                device.graphics_clocks_mhz()
+            with pytest.raises(NotSupported):
+                device.lock_clocks_mhz(900, 900)
+        return
+    assert real.graphics_clocks_mhz() == simulated.graphics_clocks_mhz()
+    emulator.load(LOADS[load])
+    simulated.carry(LOADS[load])
+    for mhz in real.graphics_clocks_mhz()[::9]:
+        for device in (real, simulated):
+            device.lock_clocks_mhz(mhz, mhz)
+        start = emulator.joules()
+        emulator.advance(emulator.epoch_seconds())
+        simulated.work(simulated.seconds_for(1.0))
+        assert simulated.seconds_for(1.0) == pytest.approx(emulator.epoch_seconds(), rel=0.01)
+        assert simulated.power_w() == pytest.approx((emulator.joules() - start) / emulator.epoch_seconds(), rel=0.01)
+        assert simulated.clocks_mhz() == real.clocks_mhz()

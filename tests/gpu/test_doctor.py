@@ -11,8 +11,7 @@ from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.cli.gpu import doctor, doctor_command, restore_power_command
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.doctor import Check, Status, a_job_could_run, diagnose
-from zeus_flows.gpu.guard import journal_folder
-from zeus_flows.gpu.journal import Entry, Journal
+from zeus_flows.gpu.journal import Entry, Journal, journal_folder
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.simulated import Load
 
@@ -49,6 +48,33 @@ def test_what_is_missing_is_said_with_what_to_do(emulate: Callable[..., Emulator
     assert a_job_could_run(tuple(found.values()))
 
 
+def test_clocks_are_shown_with_what_they_can_be_locked_to(emulate: Callable[..., Emulator], tmp_path: Path) -> None:
+    emulate(NVMLEMU_GPUS="v100,p100")
+    found = checks(tmp_path, visible="0,1")
+    assert found["clocks of GPU 0"].found == (
+        "graphics 1380 MHz now, 84 from 135 to 1380 MHz; memory 877 MHz; not locked by us"
+    )
+    assert "from Volta on" in found["clocks of GPU 1"].found
+    assert "measures only" in found["clocks of GPU 1"].means
+
+
+def test_clocks_that_a_killed_job_left_locked_are_found_and_reset(
+    emulate: Callable[..., Emulator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator = emulate()
+    monkeypatch.setenv("ZEUS_FLOWS_STATE_DIR", str(tmp_path))
+    device = Nvml().devices()[0]
+    Journal(journal_folder(tmp_path)).write(Entry(device.uuid, None, clocks_locked=True, pid=4242))
+    device.lock_clocks_mhz(900, 900)
+    device.set_power_limit_w(180.0)
+    found = checks(tmp_path)["clocks of GPU 0"]
+    assert (found.status, "process 4242 ended with them locked" in found.means) == (Status.WARN, True)
+    result = CliRunner().invoke(restore_power_command)
+    assert result.output == f"{device.uuid}: the clocks are not locked any more\n"
+    assert (emulator.locked_mhz(), emulator.limit_w()) == (0, 180.0), "nobody had changed the limit"
+    assert checks(tmp_path)["clocks of GPU 0"].status is Status.OK
+
+
 def test_a_sliced_gpu_is_run_on_time_alone(emulate: Callable[..., Emulator], tmp_path: Path) -> None:
     emulate(NVMLEMU_GPUS="a40", NVMLEMU_MIG="0")
     assert "time alone" in checks(tmp_path)["sharing of GPU 0"].means
@@ -74,7 +100,7 @@ def test_a_limit_that_a_killed_job_left_is_found_and_put_back(
     assert "200 W again" in result.output
     assert emulator.limit_w() == 200.0
     again = CliRunner().invoke(restore_power_command)
-    assert "no power limit was left behind" in again.output
+    assert "no power limit and no clock was left behind" in again.output
 
 
 def test_a_machine_without_a_gpu_exits_with_4_and_says_what_to_type(

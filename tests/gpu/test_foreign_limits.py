@@ -13,10 +13,11 @@ from tests.gpu.nvml_emulator import Emulator, set_limit_elsewhere
 from zeus_flows.errors import DeviceError, PowerPermissionError
 from zeus_flows.gpu.address import ZeusdAddress
 from zeus_flows.gpu.doctor import diagnose
-from zeus_flows.gpu.guard import PowerGuard, journal_folder, restore_power
-from zeus_flows.gpu.journal import Entry, Journal
+from zeus_flows.gpu.guard import PowerGuard
+from zeus_flows.gpu.journal import Entry, Journal, journal_folder
 from zeus_flows.gpu.nvml import Nvml, NvmlDevice
 from zeus_flows.gpu.power_control import PowerControl
+from zeus_flows.gpu.putting_back import restore_power
 
 Emulate = Callable[..., Emulator]
 
@@ -105,7 +106,7 @@ def test_a_limit_that_cannot_be_written_down_is_not_set(
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "write", full)
-        with pytest.raises(DeviceError, match="journal of power limits cannot be written"):
+        with pytest.raises(DeviceError, match="journal of power limits and clocks cannot be written"):
             power.set_limit_w(125.0)
     assert emulator.limit_w() == 150.0
     power.release()

@@ -11,9 +11,10 @@ import pytest
 
 from tests.gpu.nvml_emulator import Emulator
 from zeus_flows.errors import DeviceError, DeviceLost
-from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot, journal_folder, restore_power
-from zeus_flows.gpu.journal import Entry, Journal
+from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot
+from zeus_flows.gpu.journal import Entry, Journal, journal_folder
 from zeus_flows.gpu.nvml import Nvml, NvmlDevice
+from zeus_flows.gpu.putting_back import restore_power
 
 SET = "nvmlDeviceSetPowerManagementLimit"
 
@@ -35,7 +36,7 @@ def test_the_previous_limit_is_on_the_disk_before_the_first_change(
     emulate(NVMLEMU_GPUS="v100,v100")
     guard, devices = guarded(tmp_path)
     devices[1].set_power_limit_w(175.0)
-    seen: list[float] = []
+    seen: list[float | None] = []
 
     def spy(self: NvmlDevice, watts: float) -> None:
         entries = [journal(tmp_path).read(device.uuid) for device in devices]
@@ -64,7 +65,7 @@ def test_where_one_gpu_refuses_all_are_put_back(
 ) -> None:
     emulator = emulate(NVMLEMU_GPUS="v100,v100")
     guard, devices = guarded(tmp_path)
-    monkeypatch.setattr("zeus_flows.gpu.guard._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr("zeus_flows.gpu.putting_back._BETWEEN_TRIES_S", 0.0)
     guard.set_power_limit_w(150.0)
     monkeypatch.setenv("NVMLEMU_FAIL", f"{SET}:{pynvml.NVML_ERROR_UNKNOWN}:0:1")
     with pytest.raises(DeviceError):
@@ -264,7 +265,7 @@ def test_a_limit_that_could_not_be_put_back_is_still_the_previous_one_after_the_
     guard, devices = guarded(tmp_path)
     devices[0].set_power_limit_w(237.0)
     guard.set_power_limit_w(200.0)
-    monkeypatch.setattr("zeus_flows.gpu.guard._BETWEEN_TRIES_S", 0.0)
+    monkeypatch.setattr("zeus_flows.gpu.putting_back._BETWEEN_TRIES_S", 0.0)
     monkeypatch.setenv("NVMLEMU_FAIL", f"{SET}:{pynvml.NVML_ERROR_UNKNOWN}:0")
     guard.restore()
     assert emulator.limit_w() == 200.0

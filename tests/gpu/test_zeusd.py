@@ -74,17 +74,40 @@ def test_a_process_without_permission_goes_through_the_daemon(
     assert emulator.limit_w() == 250.0
 
 
-def test_a_gpu_with_another_number_in_the_container_is_told_by_its_energy_counter(
+def test_a_gpu_with_another_number_in_the_container_is_told_by_its_pci_address(
     start: Callable[..., tuple[Emulator, ZeusdAddress]],
 ) -> None:
     _, address = start()
     zeusd, device = Zeusd(address), Nvml().devices()[1]
+    assert device.pci_address() == "0000:41:00.0"
     device.index = 0  # as in a container that has only this GPU
-    counters = {0: 7_000_000_000, 1: int(device.energy_j() * 1e3)}
+    here_mj = int(device.energy_j() * 1e3)
+    zeusd.energy_mj = lambda: {0: here_mj, 1: here_mj}  # type: ignore[method-assign]  # no help
+    assert zeusd.number_of(device) == 1
+    del zeusd.by_address["0000:41:00.0"]
+    with pytest.raises(NoDevice, match="does not know"):
+        zeusd.number_of(device)
+
+
+def test_where_an_older_daemon_tells_no_address_energy_counters_have_to_do(
+    start: Callable[..., tuple[Emulator, ZeusdAddress]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, address = start()
+    zeusd, device = Zeusd(address), Nvml().devices()[1]
+    zeusd.by_address.clear()
+    device.index = 0
+    here_mj = int(device.energy_j() * 1e3)
+    counters = {0: 7_000_000_000, 1: here_mj}
     zeusd.energy_mj = lambda: counters  # type: ignore[method-assign]
     assert zeusd.number_of(device) == 1
     counters[1] = 9_000_000_000
     with pytest.raises(NoDevice, match="does not know"):
+        zeusd.number_of(device)
+    counters |= {0: here_mj, 1: here_mj}  # as just after a reboot
+    device.index = 1
+    assert zeusd.number_of(device) == 1  # all GPUs are seen: numbers are the driver's
+    monkeypatch.setattr(device, "count", lambda: 1)
+    with pytest.raises(NoDevice, match="cannot tell which of 2 GPUs is"):
         zeusd.number_of(device)
 
 

@@ -16,8 +16,9 @@ from tests.hostile.conftest import Command
 from tests.ledger.servers import PASSWORD, USER
 from tests.training_functions import write_job
 from zeus_flows.errors import ConfigError, StoreUnavailable
+from zeus_flows.ledger.mlflow.views import all_views
 from zeus_flows.masking import mask_logs, masked, remember, secrets_of_uri, without_secrets
-from zeus_flows.reporting.links import run_url, series_url, ui_command
+from zeus_flows.reporting.links import run_url, ui_command, view_url
 from zeus_flows.settings import Settings, public_uri, read_settings
 from zeus_flows.training.trainer import LocalTrainer
 
@@ -42,7 +43,8 @@ def test_no_secret_of_a_uri_is_shown_whatever_its_form(uri: str) -> None:
         masked(f"cannot reach '{uri}': refused"),
         str(StoreUnavailable(f"no answer from {uri}")),
         run_url(uri, "1"),
-        series_url(uri, "1"),
+        view_url(uri, "1", all_views(joules=True)),
+        view_url(uri, "1", ()),
         ui_command(uri) or "",
         repr(read_settings({"MLFLOW_TRACKING_URI": uri})),
     )

@@ -21,7 +21,7 @@ from zeus_flows.ledger.mlflow import charts
 from zeus_flows.ledger.open_ledger import open_direct
 
 PARTS = Parts(Part(1, 500.0, 4.0), ((150.0, Part(4, 300.0, 2.0)), (250.0, Part(1, 200.0, 1.0))), Part(5, 100.0, 3.0))
-REPORT = EpochReport(1, energy_j=10.0, time_s=1.0, power_limit_w=150.0, metric=0.5, metric_name="val/acc @ 1")
+REPORT = EpochReport(1, energy_j=10.0, time_s=1.0, setting=150.0, metric=0.5, metric_name="val/acc @ 1")
 
 
 def recorded(uri: str, job: Job = JOB, source: EnergySource = EnergySource.SIMULATED) -> tuple[Run, Run]:
@@ -114,7 +114,7 @@ def test_a_run_is_called_by_recurrence_batch_size_and_limit_as_soon_as_they_are_
     first, second = (ledger.decided(decision(number, attempt), {}) for attempt in (1, 2))
     assert [client.get_run(run_id).info.run_name for run_id in (first, second)] == ["#1 · 64", "#1.2 · 64"]
     ledger.observed(first, observation(number))
-    ledger.observed(second, observation(number, 2, power_limit_w=None))
+    ledger.observed(second, observation(number, 2, setting=None))
     assert [client.get_run(run_id).info.run_name for run_id in (first, second)] == ["#1 · 64 · 150 W", "#1.2 · 64"]
 
 

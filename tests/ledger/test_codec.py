@@ -17,7 +17,7 @@ from tests.builders import GPU, decision, observation, profile
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
 from zeus_flows.core.job import Mode
 from zeus_flows.core.json import jsonable
-from zeus_flows.core.power_profile import Gpu, Knob, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Knob, Part, Parts, PowerProfile, SettingMeasurement
 from zeus_flows.core.reasons import ArmBelief, ArmStatus, Reason, ReasonKind
 from zeus_flows.core.records import Asked, InFlight, Observation, Outcome
 from zeus_flows.errors import StoreError, UnreadableRecord
@@ -117,7 +117,7 @@ _parts = st.builds(Part, st.integers(0, 50), _6, _6)
 def test_a_decision_comes_back_as_it_was_and_is_written_as_it_was(cut: Cut) -> None:
     reason = Reason(ReasonKind.EXPLORE, "128 may be cheaper", ARMS, {"budget_j": 1200.0, "horizon": float("inf")})
     written = decision(5, 2, 128, reason=reason, cut=cut, explores=True, tune_power=False, control=True)
-    written = replace(written, mode=Mode.FULL, power_limit_w=150.0, asked=ASKED)
+    written = replace(written, mode=Mode.FULL, setting=150.0, asked=ASKED)
     text = dump_decision(written)
     assert load_decision(text) == written
     assert dump_decision(load_decision(text)) == text
@@ -136,15 +136,15 @@ def test_an_observation_comes_back_as_it_was_and_is_written_as_it_was(
     curve: tuple[tuple[int, float], ...],
     energy_j: float,
 ) -> None:
-    rows = tuple(LimitMeasurement(*row) for row in measured)
+    rows = tuple(SettingMeasurement(*row) for row in measured)
     written = observation(
         *(3, 2, 32),
         energy_j=energy_j,
-        profile=PowerProfile(64, GPU, rows, complete=False, made_with="torch 2", stale_w=(150.0,)),
+        profile=PowerProfile(64, GPU, rows, complete=False, made_with="torch 2", stale=(150.0,)),
         parts=parts,
         curve=curve,
         mode=Mode.POWER,
-        limit_before_w=250.0,
+        setting_before=250.0,
         host_energy_j=33.0,
         control=True,
         metric=0.91,
@@ -168,20 +168,32 @@ def test_an_observation_says_its_knob_and_setting_and_repeats_nothing() -> None:
     assert "detail" not in data
 
 
+def test_an_observation_of_clocks_says_so_once_and_names_no_watts() -> None:
+    gpu = replace(GPU, knob=Knob.CLOCKS)
+    rows = (SettingMeasurement(1380.0, 200.0, 100.0), SettingMeasurement(1200.0, 150.0, 95.0))
+    written = observation(1, gpu=gpu, setting=1200.0, setting_before=1380.0, profile=PowerProfile(64, gpu, rows))
+    text = dump_observation(written)
+    data = json.loads(text)
+    assert (data["knob"], data["setting"], data["setting_before"]) == ("clocks", 1200, 1380)
+    assert "limit_before_w" not in data
+    assert text.count("clocks") == 1
+    assert load_observation(text) == written
+
+
 def test_a_decision_says_which_kind_of_cut_it_has() -> None:
     kinds = [json.loads(dump_decision(decision(1, cut=cut)))["cut"]["kind"] for cut in CUTS]
     assert kinds == ["none", "cost", "planned"]
-    data = json.loads(dump_decision(decision(1, power_limit_w=175.0)))
+    data = json.loads(dump_decision(decision(1, setting=175.0)))
     assert (data["schema"], data["knob"], data["setting"]) == (2, "power_limit", 175)
 
 
 def test_measured_numbers_have_six_digits_and_settings_and_totals_all_of_theirs() -> None:
-    rows = (LimitMeasurement(183.3333333, 123.456789, 9876.54321),)
-    seen = observation(1, energy_j=5000.123456789, power_limit_w=183.3333333, profile=PowerProfile(64, GPU, rows))
+    rows = (SettingMeasurement(183.3333333, 123.456789, 9876.54321),)
+    seen = observation(1, energy_j=5000.123456789, setting=183.3333333, profile=PowerProfile(64, GPU, rows))
     read = load_observation(dump_observation(seen))
     assert read.profile is not None
-    assert read.profile.measurements == (LimitMeasurement(183.3333333, 123.457, 9876.54),)
-    assert (read.energy_j, read.power_limit_w) == (5000.123456789, 183.3333333)
+    assert read.profile.measurements == (SettingMeasurement(183.3333333, 123.457, 9876.54),)
+    assert (read.energy_j, read.setting) == (5000.123456789, 183.3333333)
 
 
 def test_a_profile_of_another_gpu_names_it() -> None:
@@ -191,7 +203,7 @@ def test_a_profile_of_another_gpu_names_it() -> None:
 
 
 def test_a_record_takes_a_third_of_what_its_fields_would() -> None:
-    rows = tuple(LimitMeasurement(100.0 + i, 100 / 3 + i, 1000 / 7 + i) for i in range(20))
+    rows = tuple(SettingMeasurement(100.0 + i, 100 / 3 + i, 1000 / 7 + i) for i in range(20))
     seen = observation(1, profile=PowerProfile(64, GPU, rows))
     assert len(dump_observation(seen)) < len(json.dumps(jsonable(seen))) / 3
 
@@ -219,7 +231,7 @@ def test_a_decision_of_schema_1_is_read(name: str) -> None:
     data = json.loads(DECISIONS[name])
     assert (read.schema, read.mode, read.asked, read.control) == (1, None, None, False)
     assert (read.recurrence, read.batch_size, read.seed) == (data["recurrence"], data["batch_size"], 7331)
-    assert (read.explores, read.tune_power, read.power_limit_w) == (
+    assert (read.explores, read.tune_power, read.setting) == (
         *(data["explores"], data["tune_power"], data["power_limit_w"]),
     )
     assert read.cut == dict(zip(DECISIONS, (*CUTS, NoCut()), strict=True))[name]
@@ -228,10 +240,10 @@ def test_a_decision_of_schema_1_is_read(name: str) -> None:
 
 def test_an_observation_of_schema_1_is_read() -> None:
     read = load_observation(OBSERVATIONS["complete profile"])
-    rows = (LimitMeasurement(250.0, 200.123456789, 100.0), LimitMeasurement(150.0, 130.0, 90.987654321))
+    rows = (SettingMeasurement(250.0, 200.123456789, 100.0), SettingMeasurement(150.0, 130.0, 90.987654321))
     assert (read.schema, read.parts, read.mode, read.curve) == (1, None, None, ())
-    assert (read.outcome, read.energy_j, read.power_limit_w) == (Outcome.CONVERGED, 5000.123456789, 150.0)
-    assert (read.knob, read.limit_before_w, read.host_energy_j) == (Knob.POWER_LIMIT, None, 0.0)
+    assert (read.outcome, read.energy_j, read.setting) == (Outcome.CONVERGED, 5000.123456789, 150.0)
+    assert (read.knob, read.setting_before, read.host_energy_j) == (Knob.POWER_LIMIT, None, 0.0)
     assert read.profile == PowerProfile(64, GPU, rows)
 
 
@@ -300,18 +312,18 @@ def a_large_observation(limits: int, *, whole_watts: bool) -> Observation:
     gpu = Gpu("NVIDIA A100-SXM4-80GB", 16, 6400.0)
     settings = [400.0 - (3.0 if whole_watts else 10 / 3) * i for i in range(limits)]
     rows = tuple(
-        LimitMeasurement(w, round(draw.uniform(1e3, 6e3), 2), round(draw.uniform(1e3, 9e3), 2)) for w in settings
+        SettingMeasurement(w, round(draw.uniform(1e3, 6e3), 2), round(draw.uniform(1e3, 9e3), 2)) for w in settings
     )
     evaluations = tuple((w, Part(draw.randint(1, 9), draw.randint(1, 10**6), draw.randint(1, 10**6))) for w in settings)
     return observation(
         *(12_345, 3, 4096),
         gpu=gpu,
-        profile=PowerProfile(4096, gpu, rows, made_with="torch 2, driver 550", stale_w=tuple(settings[: limits // 2])),
+        profile=PowerProfile(4096, gpu, rows, made_with="torch 2, driver 550", stale=tuple(settings[: limits // 2])),
         parts=Parts(Part(1, 12_345.6, 21.5), evaluations, Part(40, 1234.5, 9.25)),
         curve=tuple((epoch, round(draw.random(), 6)) for epoch in range(1, 31)),
-        power_limit_w=settings[-1],
+        setting=settings[-1],
         mode=Mode.FULL,
-        limit_before_w=400.0,
+        setting_before=400.0,
         detail="reached accuracy >= 0.9 in epoch 40",
     )
 
@@ -411,7 +423,7 @@ def test_a_long_detail_is_cut_visibly_after_all_else() -> None:
 
 def test_a_profile_that_cannot_fit_is_left_out_and_the_record_says_so() -> None:
     draw = random.Random(0)
-    rows = tuple(LimitMeasurement(100.0 + i, draw.uniform(90, 99), draw.uniform(10, 99)) for i in range(900))
+    rows = tuple(SettingMeasurement(100.0 + i, draw.uniform(90, 99), draw.uniform(10, 99)) for i in range(900))
     read = load_observation(dump_observation(observation(1, profile=PowerProfile(64, GPU, rows))))
     assert read.profile is None
     assert "did not fit" in read.detail

@@ -33,7 +33,7 @@ def recur(ledger: MlflowLedger, batch_size: int = 64, *, decided: dict[str, Any]
     """Run a recurrence to its end."""
     number = ledger.begin()
     run_id = ledger.decided(decision(number, batch_size=batch_size, **(decided or {})), {names.UNTUNABLE: ""})
-    done = replace(observation(number, batch_size=batch_size, limit_before_w=250.0), **changes)
+    done = replace(observation(number, batch_size=batch_size, setting_before=250.0), **changes)
     ledger.observed(run_id, done)
     ledger.ended(number, [done])
     return number

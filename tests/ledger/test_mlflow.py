@@ -22,7 +22,7 @@ from tests.processes import fork_server
 from zeus_flows import killpoints
 from zeus_flows.core import policy
 from zeus_flows.core.job import Job
-from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile, SettingMeasurement
 from zeus_flows.core.records import EnergySource, Outcome
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, StoreDenied, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.ledger.lease import this_process
@@ -80,7 +80,7 @@ def test_a_batch_that_is_trained_in_parts_is_told_by_its_run_and_what_fitted_is_
     assert run.data.params["zf.micro_batch_size"] == "32"
     assert run.info.run_name == "#1.2 · 2x32 · 150 W"
     state = open_ledger(job).state()
-    assert state.too_large(GPU.key, 2) == 64
+    assert state.too_large(GPU, 2) == 64
     assert state.profile(64, GPU, 32) == fitted.profile
 
 
@@ -243,7 +243,7 @@ def test_an_observation_of_schema_1_that_is_delivered_again_is_the_same(open_led
 
 def test_whoever_wrote_an_observation_reads_it_as_everybody_else_does(open_ledger: Open) -> None:
     ledger = open_ledger()
-    rows = (LimitMeasurement(250.0, 200.123456789, 100.0),)
+    rows = (SettingMeasurement(250.0, 200.123456789, 100.0),)
     seen = observation(1, profile=PowerProfile(64, GPU, rows))
     ledger.observed(ledger.decided(decision(ledger.begin()), {}), seen)
     assert ledger.observations() == open_ledger().observations()

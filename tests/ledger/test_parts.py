@@ -15,7 +15,7 @@ import pytest
 from tests.builders import GPU, JOB, observation
 from zeus_flows.core import policy
 from zeus_flows.core.json import plain_text
-from zeus_flows.core.power_profile import LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import Part, Parts, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Outcome
 from zeus_flows.ledger import lease
 from zeus_flows.ledger.mlflow import names, pages, snapshot
@@ -88,7 +88,7 @@ def test_a_snapshot_of_fifty_arms_and_sixty_limits_is_packed_to_a_quarter() -> N
     job, draw = replace(JOB, batch_sizes=sizes), random.Random(0)
     seen = []
     for number, size in enumerate(sizes, start=1):
-        rows = (LimitMeasurement(400.0 - 3 * i, draw.uniform(1e3, 6e3), draw.uniform(1e3, 9e3)) for i in range(60))
+        rows = (SettingMeasurement(400.0 - 3 * i, draw.uniform(1e3, 6e3), draw.uniform(1e3, 9e3)) for i in range(60))
         profile = PowerProfile(size, GPU, tuple(rows))
         parts = Parts(
             evaluation=tuple((400.0 - 3 * i, Part(2, draw.uniform(1, 1e4), draw.random())) for i in range(60))

@@ -49,7 +49,7 @@ def test_a_folder_of_jobs_is_deployed_once_and_left_alone_the_second_time(jobs: 
     assert f"create     work pool {pool}" in first.output
     assert f"create     {name}\n" in first.output
     assert "2 created, 0 updated, 0 unchanged" in first.output
-    assert f"next: prefect worker start --pool {pool}" in first.output
+    assert f"next: prefect worker start --pool {pool} --limit 1\n" in first.output
     made = read_deployment(name)
     assert made.entrypoint == "zeus_flows.orchestration.deployed.recurrence"
     assert made.parameters["job_file"] == "jobs/ranker.yaml"
@@ -82,6 +82,17 @@ def test_what_is_not_said_stays_as_it_is(jobs: Path, pool: str) -> None:
     assert zeus_flows("deploy", jobs, *NIGHTLY, "--pool", pool).exit_code == 0
     assert "2 unchanged" in zeus_flows("deploy", jobs).output
     assert "paused: True -> False" in zeus_flows("deploy", jobs, "--not-paused").output
+
+
+def test_a_janitor_may_have_a_pool_of_its_own_and_stays_there(jobs: Path, pool: str) -> None:
+    said = zeus_flows("deploy", jobs, *NIGHTLY, "--pool", pool, "--janitor-pool", f"{pool}-janitor")
+    assert f"create     work pool {pool}-janitor" in said.output
+    assert f"next: prefect worker start --pool {pool}-janitor" in said.output
+    assert read_deployment(f"janitor/{pool}").work_pool_name == f"{pool}-janitor"
+    again = json.loads(zeus_flows("deploy", jobs, "--json").output)
+    assert again["janitors"] == [{"pool": pool, "runs_in": f"{pool}-janitor", "change": "unchanged"}]
+    assert "update" in zeus_flows("deploy", jobs, "--janitor-pool", pool).output
+    assert read_deployment(f"janitor/{pool}").work_pool_name == pool
 
 
 def test_what_somebody_changed_by_hand_is_put_right(jobs: Path, pool: str) -> None:

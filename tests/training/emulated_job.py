@@ -16,10 +16,11 @@ from tests.training.rig import job_file
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Knob, PowerProfile
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.guard import PowerGuard, journal_folder
+from zeus_flows.gpu.guard import PowerGuard
+from zeus_flows.gpu.journal import journal_folder
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.open_gpus import group_of_real, open_gpus
 from zeus_flows.gpu.simulated import CHIPS, Load, Workload
@@ -115,7 +116,8 @@ class EmulatedJob:
         self.job: Job = self.file.core()
         with self._gpus(arms[-1]) as gpus:
             self.gpu: Gpu = gpus.gpu
-            self.power_limits_w, self.energy_source = gpus.power.limits_w, gpus.energy_source
+            self.power_limits_w = gpus.power.limits_w if self.file.knob is Knob.POWER_LIMIT else ()
+            self.energy_source = gpus.energy_source
         self.ledger = MemoryLedger(self.job, self.energy_source)
         self.steps = LocalSteps(self.job, self.ledger, self)
 
@@ -183,7 +185,14 @@ class EmulatedJob:
         guard.acquire()
         clock, sleep = self.emulator.now, self.emulator.advance
         with group_of_real(
-            devices, guard=guard, why_not=None, shared=False, clock=clock, sleep=sleep, watch_s=None
+            devices,
+            guard=guard,
+            why_not=None,
+            shared=False,
+            clock=clock,
+            sleep=sleep,
+            watch_s=None,
+            knob=self.file.knob,
         ) as gpus:
             yield gpus
 
@@ -207,5 +216,6 @@ class SimulatedJob(EmulatedJob):
             samples_per_epoch=None,
             state_dir=self._folder,
             visible=None,
+            knob=self.file.knob,
         ) as gpus:
             yield gpus

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.builders import decision
 from zeus_flows.core.attempt import EpochReport
-from zeus_flows.core.power_profile import PowerProfile
+from zeus_flows.core.power_profile import Knob, PowerProfile
 from zeus_flows.core.records import Decision, Observation
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.open_gpus import group_of_simulated, open_gpus
@@ -112,12 +112,13 @@ def disturbed_gpu(kind: str, load: Load, *, limit_w: float, speed: float, times:
     return group_of_simulated([device], clock, work=work), work.set_w  # type: ignore[arg-type]
 
 
-def fitted_gpu(kind: str, load: Load) -> Gpus:
+def fitted_gpu(kind: str, load: Load, knob: Knob = Knob.POWER_LIMIT) -> Gpus:
     """Return a simulated GPU that carries a measured job."""
     assert kind in CHIPS
     clock = VirtualClock()
     device = SimulatedDevice(kind, clock)
-    return group_of_simulated([device], clock, work=FittedWork(device, clock, load))  # type: ignore[arg-type]
+    work = FittedWork(device, clock, load)
+    return group_of_simulated([device], clock, work=work, knob=knob)  # type: ignore[arg-type]
 
 
 def attempt(

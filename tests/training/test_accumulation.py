@@ -71,7 +71,7 @@ def test_a_profile_is_that_of_its_micro_batch() -> None:
     assert small.profile is not None
     assert whole.profile is not None
     assert (in_parts.profile.batch_size, in_parts.profile.micro) == (64, 16)
-    at = {m.power_limit_w: m.samples_per_s for m in in_parts.profile.measurements}
+    at = {m.setting: m.samples_per_s for m in in_parts.profile.measurements}
     assert at[250.0] == pytest.approx(small.profile.measurements[0].samples_per_s)
     assert at[250.0] < 0.8 * whole.profile.measurements[0].samples_per_s
 
@@ -134,7 +134,7 @@ def test_micro_batches_of_a_loader_are_counted_by_optimizer_steps(tmp_path: Path
             found.append(session.observation())
     whole, in_parts = found
     spans = [
-        [(m.power_limit_w, pytest.approx(m.samples_per_s), m.begun_s) for m in o.profile.measurements]
+        [(m.setting, pytest.approx(m.samples_per_s), m.begun_s) for m in o.profile.measurements]
         for o in found
         if o.profile is not None
     ]

@@ -105,7 +105,7 @@ def test_what_a_job_with_a_hundred_power_limits_brings_is_stored_whole(tmp_path:
     (observed,) = nightly.observations()
     stored = load_observation(dump_observation(observed))
     assert stored.profile is not None
-    assert [m.power_limit_w for m in stored.profile.measurements] == limits
+    assert [m.setting for m in stored.profile.measurements] == limits
     assert stored.parts is not None
     assert len(stored.parts.evaluation) == 100
     assert stored.detail == observed.detail
@@ -119,8 +119,8 @@ def test_a_job_with_one_batch_size_tunes_the_power_limit_only(tmp_path: Path) ->
     assert len(attempts) == 4
     assert {type(a.decision.cut) for a, _ in attempts} == {NoCut}
     assert not any(a.decision.explores for a, _ in attempts)
-    assert {o.power_limit_w for _, o in attempts} == {attempts[0][1].power_limit_w}
-    assert attempts[0][1].power_limit_w != 250.0
+    assert {o.setting for _, o in attempts} == {attempts[0][1].setting}
+    assert attempts[0][1].setting != 250.0
     assert [o.profiling_time_s > 0 for _, o in attempts] == [True, False, False, False]
 
 
@@ -146,6 +146,6 @@ def test_what_each_mode_may_do(tmp_path: Path, mode: Mode, limits: int, tuned: b
     assert observed.batch_size == 128
     assert observed.profile is not None
     assert len(observed.profile.measurements) == limits
-    assert (observed.power_limit_w != 250.0) is tuned
+    assert (observed.setting != 250.0) is tuned
     sizes = {o.batch_size for _ in range(6) for _, o in nightly.run().attempts}
     assert (sizes == {128}) is (mode is not Mode.FULL)

@@ -28,7 +28,8 @@ from zeus_flows.core.early_stop import CostCut
 from zeus_flows.core.power_profile import Part, Parts, PowerProfile
 from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.errors import TrainingError
-from zeus_flows.gpu.guard import PowerGuard, journal_folder
+from zeus_flows.gpu.guard import PowerGuard
+from zeus_flows.gpu.journal import journal_folder
 from zeus_flows.gpu.nvml import Nvml
 from zeus_flows.gpu.open_gpus import group_of_real
 from zeus_flows.gpu.simulated import Load
@@ -92,7 +93,7 @@ def failure(form: str, **parameters: Any) -> AttemptFailed:
         ("diverged", {"metrics": (0.1, float("nan"))}),
         ("stopped", {"decided": decision(1, cut=CostCut(1e5))}),
         ("converged", {"changes": {"stop_at_target": False}}),
-        ("converged", {"decided": decision(1, power_limit_w=150.0)}),
+        ("converged", {"decided": decision(1, setting=150.0)}),
     ],
     ids=str,
 )
@@ -182,7 +183,7 @@ def zip_parts(a: Parts, b: Parts) -> Iterator[tuple[Part, Part]]:
 
 
 def speeds(profile: PowerProfile | None) -> dict[float, float]:
-    return {m.power_limit_w: m.samples_per_s for m in profile.measurements} if profile is not None else {}
+    return {m.setting: m.samples_per_s for m in profile.measurements} if profile is not None else {}
 
 
 def trained(task: Task, form: str, folder: Path) -> None:

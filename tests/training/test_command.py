@@ -20,7 +20,8 @@ from tests.docs_blocks import blocks
 from zeus_flows.core.attempt import AttemptFailed
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.errors import CommandFailed, ConfigError
-from zeus_flows.job_file import JobFile, filled, parse_job
+from zeus_flows.job_file import JobFile, parse_job
+from zeus_flows.job_sections.wording import filled
 from zeus_flows.settings import read_settings
 from zeus_flows.training.forms.child import LAST_LINES, MOST_KEPT, Child, left_behind
 from zeus_flows.training.trainer import LocalTrainer

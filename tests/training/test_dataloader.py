@@ -104,7 +104,7 @@ def test_on_a_real_gpu_it_tunes_the_power_limit_and_puts_the_previous_one_back(
         loader.report_metric(0.1)
     assert loader.observation is not None
     assert loader.observation.energy_source == "measured"
-    assert loader.observation.power_limit_w == seen[-1]
+    assert loader.observation.setting == seen[-1]
     assert list(dict.fromkeys(seen))[:2] == [250.0, 225.0]
     assert emulator.limit_w() == before_w
 

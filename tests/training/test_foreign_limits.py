@@ -68,11 +68,11 @@ def test_a_span_at_somebody_elses_limit_is_no_reading_of_ours(
         assert gpus.power.limit_w() == 101.0  # we do not fight
     assert observed.profile is not None
     assert not observed.profile.complete
-    said = {m.power_limit_w: m for m in known.measurements}
+    said = {m.setting: m for m in known.measurements}
     for measured in observed.profile.measurements:
-        assert measured.average_power_w == pytest.approx(said[measured.power_limit_w].average_power_w, rel=1e-6)
+        assert measured.average_power_w == pytest.approx(said[measured.setting].average_power_w, rel=1e-6)
     assert observed.foreign_limit_w == 101.0
-    assert observed.power_limit_w is None  # nothing was settled on
+    assert observed.setting is None  # nothing was settled on
     assert observed.outcome is Outcome.CONVERGED
     assert observed.energy_complete
     assert "somebody else set the power limit to 101 W" in observed.detail
@@ -87,11 +87,11 @@ def test_it_is_noticed_after_profiling_too_and_its_energy_is_spent(tmp_path: Pat
         theirs = trained(gpus, at(3, 5, gpus.devices[0], 101.0), known=known)
     assert ours.foreign_limit_w is None
     assert theirs.foreign_limit_w == 101.0
-    assert theirs.power_limit_w == ours.power_limit_w
+    assert theirs.setting == ours.setting
     assert theirs.time_s > ours.time_s  # a lower limit, from the third epoch on
     assert theirs.energy_j < ours.energy_j
     assert theirs.profile is not None
-    assert {m.power_limit_w for m in theirs.profile.measurements} == {m.power_limit_w for m in known.measurements}
+    assert {m.setting for m in theirs.profile.measurements} == {m.setting for m in known.measurements}
 
 
 def test_the_last_step_is_not_too_late_to_notice(tmp_path: Path, known: PowerProfile) -> None:
@@ -166,6 +166,6 @@ def test_another_process_changes_the_limit_of_the_emulated_driver(emulate: Emula
     first, second, third = (recurrence.attempts[-1][1] for recurrence in job.recur(3))
     assert (first.foreign_limit_w, second.foreign_limit_w, third.foreign_limit_w) == (None, 230.0, None)
     assert second.energy_complete
-    assert first.power_limit_w == third.power_limit_w
-    assert third.limit_before_w == 230.0
+    assert first.setting == third.setting
+    assert third.setting_before == 230.0
     assert job.left_w == 230.0

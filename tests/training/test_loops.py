@@ -193,9 +193,9 @@ def test_the_host_counts_as_a_part_of_its_own_and_favours_higher_limits() -> Non
     assert alone.host_energy_j == 0.0
     assert heavy.host_energy_j == pytest.approx(500.0 * heavy.time_s)
     assert heavy.energy_j < 250.0 * heavy.time_s, "the GPU's own energy stays apart"
-    assert alone.power_limit_w is not None
-    assert heavy.power_limit_w is not None
-    assert heavy.power_limit_w > alone.power_limit_w, "at the wall, a low limit that takes longer costs more"
+    assert alone.setting is not None
+    assert heavy.setting is not None
+    assert heavy.setting > alone.setting, "at the wall, a low limit that takes longer costs more"
 
 
 def test_rapl_counters_add_up_and_go_round(tmp_path: Path) -> None:

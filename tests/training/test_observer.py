@@ -14,7 +14,7 @@ from tests.training.test_profiling import heavy
 from zeus_flows.core import policy
 from zeus_flows.core.job import Mode
 from zeus_flows.core.observer import tried_batch_sizes, would_have_saved
-from zeus_flows.core.power_profile import LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Decision, EnergySource, Observation
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.ledger.memory import MemoryLedger
@@ -28,9 +28,9 @@ def test_the_best_limit_would_have_saved_what_running_at_it_saves() -> None:
     watched, _ = attempt(fitted_gpu("v100", heavy()), 0.5, 0.5, 0.95, file=observe)
     saved = would_have_saved(observe.core(), watched)
     assert saved is not None
-    assert watched.power_limit_w == saved.power_limit_w == 250.0
+    assert watched.setting == saved.setting == 250.0
     tuned, _ = attempt(fitted_gpu("v100", heavy()), 0.5, 0.5, 0.95, file=power, known=watched.profile)
-    assert tuned.power_limit_w == saved.best_limit_w < 250.0
+    assert tuned.setting == saved.best_setting < 250.0
     assert saved.spent.energy_j - saved.saved.energy_j == pytest.approx(tuned.energy_j, rel=0.01)
     assert saved.spent.time_s - saved.saved.time_s == pytest.approx(tuned.time_s, rel=0.01)
     assert saved.saved.cost_j > 0
@@ -43,16 +43,16 @@ def test_the_report_is_part_of_how_the_attempt_ended(caplog: pytest.LogCaptureFi
     sentence = r"at \d+ W instead of 250 W it would have taken [\d.]+ % less energy, [\d.]+ % more time, [\d.]+ % less"
     assert re.search(sentence, watched.detail)
     assert re.search(sentence, caplog.text)
-    assert epochs[-1].power_limit_w == 250.0
+    assert epochs[-1].setting == 250.0
 
 
 def test_a_limit_that_somebody_else_set_is_measured_and_kept(tmp_path: Path) -> None:
     with v100(tmp_path) as gpus:
         gpus.devices[0].set_power_limit_w(240.0)
         watched, _ = attempt(gpus, 0.5, 0.95, file=job_file(mode=Mode.OBSERVE))
-        assert gpus.power.limit_w() == watched.power_limit_w == 240.0
+        assert gpus.power.limit_w() == watched.setting == 240.0
     assert watched.profile is not None
-    assert 240.0 in {m.power_limit_w for m in watched.profile.measurements}
+    assert 240.0 in {m.setting for m in watched.profile.measurements}
     assert "instead of 240 W" in watched.detail
 
 
@@ -73,7 +73,7 @@ def test_where_the_limit_is_the_best_already_that_is_said() -> None:
 
 
 def tried(recurrence: int, batch_size: int, epochs: int) -> Observation:
-    measured = (LimitMeasurement(250.0, 200.0, 100.0), LimitMeasurement(150.0, 130.0, 95.0))
+    measured = (SettingMeasurement(250.0, 200.0, 100.0), SettingMeasurement(150.0, 130.0, 95.0))
     profile = PowerProfile(batch_size, observation(1).gpu, measured)
     return observation(recurrence, batch_size=batch_size, epochs=epochs, profile=profile)
 

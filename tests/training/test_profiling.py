@@ -25,7 +25,7 @@ def test_limits_that_cannot_win_are_not_measured_and_the_profile_is_complete() -
     observed, _ = attempt(fitted_gpu("v100", heavy()), 0.95)
     assert observed.profile is not None
     assert observed.profile.complete
-    measured = tuple(m.power_limit_w for m in observed.profile.measurements)
+    measured = tuple(m.setting for m in observed.profile.measurements)
     assert measured == LIMITS[: len(measured)] != LIMITS
     again, _ = attempt(fitted_gpu("v100", heavy()), 0.95, known=observed.profile)
     assert again.profile == observed.profile
@@ -36,7 +36,7 @@ def test_a_flag_measures_every_limit() -> None:
     file = job_file(power_limit={"profile_all_limits": True})
     observed, _ = attempt(fitted_gpu("v100", heavy()), 0.95, file=file)
     assert observed.profile is not None
-    assert tuple(m.power_limit_w for m in observed.profile.measurements) == LIMITS
+    assert tuple(m.setting for m in observed.profile.measurements) == LIMITS
 
 
 def test_a_changed_eta_measures_the_limits_that_can_win_now() -> None:
@@ -105,11 +105,11 @@ def test_a_stored_profile_that_is_off_by_more_than_five_percent_is_measured_agai
     second, _ = attempt(fitted_gpu("v100", heavy()), 0.95, known=wrong)
     assert second.profiling_time_s > 0
     assert second.profile is not None
-    assert second.profile.stale_w == ()
+    assert second.profile.stale == ()
     for again, true in zip(second.profile.measurements, first.profile.measurements, strict=True):
         assert again.average_power_w == pytest.approx(true.average_power_w, rel=1e-3)
         assert again.samples_per_s == pytest.approx(true.samples_per_s, rel=1e-3)
-    assert second.power_limit_w == first.power_limit_w
+    assert second.setting == first.setting
 
 
 def test_measuring_again_goes_on_in_the_next_recurrence_and_the_old_profile_serves_meanwhile() -> None:
@@ -119,12 +119,12 @@ def test_measuring_again_goes_on_in_the_next_recurrence_and_the_old_profile_serv
     second, _ = attempt(fitted_gpu("v100", slower), 0.95, known=first.profile)
     assert second.profile is not None
     assert second.profile.complete
-    assert second.profile.stale_w != ()
+    assert second.profile.stale != ()
     third, _ = attempt(fitted_gpu("v100", slower), 0.5, 0.95, known=second.profile)
     assert third.profile is not None
-    assert third.profile.stale_w == ()
+    assert third.profile.stale == ()
     for measured in third.profile.measurements:
-        seconds, watts = CHIPS["v100"].epoch(slower, measured.power_limit_w)
+        seconds, watts = CHIPS["v100"].epoch(slower, measured.setting)
         assert measured.samples_per_s == pytest.approx(SAMPLES / seconds, rel=0.02)
         assert measured.average_power_w == pytest.approx(watts, rel=0.02)
 
@@ -161,7 +161,7 @@ def test_real_gpus_name_their_versions(emulate: Any) -> None:
 
 def reading(profile: PowerProfile | None, limit_w: float) -> float:
     assert profile is not None
-    return next(m.samples_per_s for m in profile.measurements if m.power_limit_w == limit_w)
+    return next(m.samples_per_s for m in profile.measurements if m.setting == limit_w)
 
 
 def true_speed(limit_w: float) -> float:
@@ -173,7 +173,7 @@ def test_a_limit_that_is_slow_while_it_is_measured_does_not_hide_the_best_one_be
     gpus, _ = disturbed_gpu("v100", heavy(), limit_w=150.0, speed=-0.12, times=times)
     observed, _ = attempt(gpus, 0.95, file=job_file(eta=1.0))
     undisturbed, _ = attempt(fitted_gpu("v100", heavy()), 0.95, file=job_file(eta=1.0))
-    assert observed.power_limit_w == undisturbed.power_limit_w == 125.0
+    assert observed.setting == undisturbed.setting == 125.0
 
 
 def test_a_limit_that_was_fast_while_it_was_measured_is_measured_again_and_not_chosen() -> None:
@@ -181,7 +181,7 @@ def test_a_limit_that_was_fast_while_it_was_measured_is_measured_again_and_not_c
     observed, _ = attempt(gpus, 0.95, file=job_file(eta=1.0))
     assert tuple(set_w) == (*LIMITS, 175.0, 125.0)
     assert reading(observed.profile, 175.0) == pytest.approx(true_speed(175.0), rel=1e-3)
-    assert observed.power_limit_w == 125.0
+    assert observed.setting == 125.0
 
 
 def test_limits_that_only_a_wrong_reading_ruled_out_are_measured_after_it_was_taken_again() -> None:
@@ -189,7 +189,7 @@ def test_limits_that_only_a_wrong_reading_ruled_out_are_measured_after_it_was_ta
     observed, _ = attempt(gpus, 0.95)
     undisturbed, _ = attempt(fitted_gpu("v100", heavy()), 0.95)
     assert set_w == [250.0, 225.0, 200.0, 175.0, 150.0, 225.0, 125.0, 200.0]
-    assert observed.power_limit_w == undisturbed.power_limit_w == 200.0
+    assert observed.setting == undisturbed.setting == 200.0
     assert observed.profile is not None
     assert undisturbed.profile is not None
     assert len(observed.profile.measurements) == len(undisturbed.profile.measurements)
@@ -212,7 +212,7 @@ def test_where_every_limit_is_asked_for_none_is_measured_again() -> None:
     file = job_file(eta=1.0, power_limit={"profile_all_limits": True})
     observed, _ = attempt(gpus, 0.95, file=file)
     assert tuple(set_w) == (*LIMITS, 175.0)
-    assert observed.power_limit_w == 175.0
+    assert observed.setting == 175.0
     assert reading(observed.profile, 175.0) == pytest.approx(1.12 * true_speed(175.0), rel=1e-3)
 
 
@@ -221,7 +221,7 @@ def test_the_first_reading_serves_until_the_second_is_done() -> None:
     gpus.samples_per_epoch = SAMPLES
     job = job_file(eta=1.0).core()
     profiler = PowerProfiler(
-        gpus, job=job, batch_size=64, limits_w=LIMITS, known=None, profile_s=5.0, warmup_s=1.0, least_s=1.0
+        gpus, job=job, batch_size=64, settings=LIMITS, known=None, profile_s=5.0, warmup_s=1.0, least_s=1.0
     )
     profiler.begin()
     while set_w.count(175.0) < 2:
@@ -237,11 +237,11 @@ def test_the_first_reading_serves_until_the_second_is_done() -> None:
 def test_measuring_anew_forgets_limits_that_cannot_win_any_more() -> None:
     for_energy, _ = attempt(fitted_gpu("v100", heavy()), 0.95, file=job_file(eta=1.0), made_with="torch 1")
     assert for_energy.profile is not None
-    assert tuple(m.power_limit_w for m in for_energy.profile.measurements) == LIMITS
+    assert tuple(m.setting for m in for_energy.profile.measurements) == LIMITS
     for_time, _ = attempt(
         fitted_gpu("v100", heavy()), 0.95, file=job_file(eta=0.0), known=for_energy.profile, made_with="torch 2"
     )
     assert for_time.profile is not None
-    assert for_time.profile.stale_w == ()
-    left = tuple(m.power_limit_w for m in for_time.profile.measurements)
+    assert for_time.profile.stale == ()
+    left = tuple(m.setting for m in for_time.profile.measurements)
     assert left == LIMITS[: len(left)] != LIMITS

@@ -16,7 +16,7 @@ from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.early_stop import CostCut, PlannedCut
 from zeus_flows.core.job import Mode
 from zeus_flows.core.learning_curve import Reference
-from zeus_flows.core.power import best_limit, epoch_cost
+from zeus_flows.core.power import best_setting, epoch_cost
 from zeus_flows.core.power_profile import PowerProfile
 from zeus_flows.core.records import Decision, Observation, Outcome
 from zeus_flows.errors import TrainingError
@@ -60,10 +60,10 @@ def test_the_first_epoch_profiles_the_limits_and_the_rest_runs_at_the_best(attem
     observed, epochs = attempt(0.5, 0.7, 0.95, file=energy, decided=decision(1, batch_size=128))
     assert observed.profile is not None
     assert observed.profile.complete
-    assert tuple(m.power_limit_w for m in observed.profile.measurements) == LIMITS
-    best = best_limit(energy.core(), observed.profile).power_limit_w
-    assert observed.power_limit_w == best < 250.0
-    assert [epoch.power_limit_w for epoch in epochs[1:]] == [best, best]
+    assert tuple(m.setting for m in observed.profile.measurements) == LIMITS
+    best = best_setting(energy.core(), observed.profile).setting
+    assert observed.setting == best < 250.0
+    assert [epoch.setting for epoch in epochs[1:]] == [best, best]
 
 
 def test_the_profile_agrees_with_the_gpu_model(attempt: Callable[..., Outcome_]) -> None:
@@ -73,7 +73,7 @@ def test_the_profile_agrees_with_the_gpu_model(attempt: Callable[..., Outcome_])
     assert observed.profile is not None
     load = Workload(seconds_per_epoch=60.0).at(64, CHIPS["v100"])
     for measured in observed.profile.measurements:
-        epoch_s, watts = CHIPS["v100"].epoch(load, measured.power_limit_w)
+        epoch_s, watts = CHIPS["v100"].epoch(load, measured.setting)
         assert measured.average_power_w == pytest.approx(watts, rel=0.01)
         assert measured.samples_per_s == pytest.approx(SAMPLES / epoch_s, rel=0.01)
 
@@ -89,7 +89,7 @@ def test_a_stored_profile_is_used_and_nothing_is_profiled_again(attempt: Callabl
     second, epochs = attempt(0.95, known=first.profile)
     assert second.profiling_time_s == 0
     assert second.profile == first.profile
-    assert epochs[0].power_limit_w == first.power_limit_w
+    assert epochs[0].setting == first.setting
 
 
 def test_epochs_of_one_step_still_finish_a_profile(attempt: Callable[..., Outcome_]) -> None:
@@ -106,7 +106,7 @@ def test_a_profile_that_training_ended_too_early_is_kept_and_completed_by_the_ne
     first, _ = attempt(0.95, seconds_per_epoch=1.0)
     assert first.profile is not None
     assert not first.profile.complete
-    assert first.power_limit_w is None
+    assert first.setting is None
     second, _ = attempt(0.5, 0.95, known=first.profile)
     assert second.profile is not None
     assert second.profile.complete
@@ -196,7 +196,7 @@ def test_modes_that_may_not_change_the_limit_train_at_the_previous_one(
     attempt: Callable[..., Outcome_], mode: Mode
 ) -> None:
     observed, epochs = attempt(0.5, 0.95, file=job_file(mode=mode))
-    assert epochs[-1].power_limit_w == observed.power_limit_w == 250.0
+    assert epochs[-1].setting == observed.setting == 250.0
     assert observed.profile is not None
     assert len(observed.profile.measurements) == (1 if mode is Mode.OFF else len(LIMITS))
 

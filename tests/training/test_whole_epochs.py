@@ -103,7 +103,7 @@ def test_what_a_run_takes_is_predicted_given_its_epochs_and_evaluations(
         assert attempt.profile is not None
         predicted = run_at(
             attempt.profile,
-            nearest(attempt.profile, observed.power_limit_w or 0.0),
+            nearest(attempt.profile, observed.setting or 0.0),
             epochs=observed.epochs,
             evaluations=observed.parts.evaluations.count,
             samples_per_epoch=observed.samples_per_epoch,
@@ -215,13 +215,13 @@ def test_evaluation_is_told_from_steps_in_whichever_way_a_loop_goes(emulate: Emu
     load = training.load(256)
     assert observed.profile is not None
     assert observed.parts is not None
-    assert observed.power_limit_w is not None
+    assert observed.setting is not None
     for m in observed.profile.measurements:
-        seconds, watts = CHIP.epoch(load, m.power_limit_w)
+        seconds, watts = CHIP.epoch(load, m.setting)
         assert m.samples_per_s == pytest.approx(SAMPLES / seconds, rel=0.02)
         assert m.average_power_w == pytest.approx(watts, rel=0.02)
     evaluations = observed.parts.evaluations
-    slower = CHIP.epoch(load, observed.power_limit_w)[0] / load.seconds_per_epoch
+    slower = CHIP.epoch(load, observed.setting)[0] / load.seconds_per_epoch
     assert evaluations.count == (5 * 8 if "between" in way else 5)
     assert evaluations.time_s == pytest.approx(evaluations.count * training.evaluation * slower, rel=0.05)
 
@@ -237,6 +237,6 @@ def test_a_limit_that_is_best_for_whole_epochs_is_chosen(emulate: Emulate, tmp_p
         seconds, watts = CHIP.epoch(waiting.load(256), limit)
         return 0.5 * (seconds * watts + TWICE * CHIP.idle_w) + 0.5 * 250.0 * (seconds + TWICE)
 
-    best = min((m.power_limit_w for m in last.profile.measurements), key=true_cost)
-    assert last.power_limit_w is not None
-    assert true_cost(last.power_limit_w) <= 1.005 * true_cost(best)
+    best = min((m.setting for m in last.profile.measurements), key=true_cost)
+    assert last.setting is not None
+    assert true_cost(last.setting) <= 1.005 * true_cost(best)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from zeus_flows.cli.documents import json_option, print_document
 
 
 @click.command("capriccio")
@@ -17,9 +18,10 @@ import click
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the report and its figures; <name>-report by default.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of rows.")
+@click.option("--runner", help="Share training and replays out on a Prefect task runner, as `replay` does.")
+@json_option("Print one JSON document instead of rows.")
 def capriccio_command(
-    experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, as_json: bool
+    experiment: Path, data: Path | None, tracking_uri: str | None, out: Path | None, runner: str | None, as_json: bool
 ) -> None:
     """Run the drift experiment that the file EXPERIMENT describes, or go on with it.
 
@@ -40,9 +42,9 @@ def capriccio_command(
     from zeus_flows.settings import read_settings
 
     console = Console(stderr=as_json)
-    summary = run_locally(experiment, data, tracking_uri, out, console)
+    summary = run_locally(experiment, data, tracking_uri, out, runner, console)
     if as_json:
-        click.echo(json.dumps(jsonable(summary), indent=2))
+        print_document(jsonable(summary))
         return
     uri = read_settings().tracking(tracking_uri, load_experiment(experiment, data=data).tracking_uri)
     console.print(f"\nThe report: {summary.report}", soft_wrap=True)
@@ -55,7 +57,7 @@ def capriccio_command(
 @click.option("--tracking-uri", help="Where MLflow runs are, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--figure", type=click.Path(file_okay=False, path_type=Path), help="Folder to draw figure 10 into.")
 @click.option("--all", "every", is_flag=True, help="Show every window, not only the newest 20.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@json_option("Print one JSON document instead of a table.")
 def drift_command(job: Path, tracking_uri: str | None, figure: Path | None, every: bool, as_json: bool) -> None:
     """Show the newest drift windows of the job that the file JOB describes: what ended each, and what changed."""
     from rich.console import Console
@@ -75,6 +77,6 @@ def drift_command(job: Path, tracking_uri: str | None, figure: Path | None, ever
         drawn = draw_drift(history, figure)
         click.echo(f"wrote {', '.join(str(path) for path in drawn)}", err=True)
     if as_json:
-        click.echo(json.dumps(drift_document(history), indent=2))
+        print_document(drift_document(history))
     else:
         show_drift(Console(), history)

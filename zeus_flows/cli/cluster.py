@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
+
 if TYPE_CHECKING:
     from zeus_flows.experiments.cluster.comparing import Share
     from zeus_flows.experiments.cluster.request import ClusterRequest, ClusterResult
@@ -51,7 +53,7 @@ R = TypeVar("R")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Write cluster.csv, .svg and .png into this folder."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 def cluster_command(
     groups: Path | None,
     jobs: int | None,
@@ -74,8 +76,6 @@ def cluster_command(
     A job that is submitted before earlier ones have ended decides without having seen them. How long each takes is
     simulated. --jobs 1000000 draws a million jobs; memory does not grow with those that have ended.
     """
-    import json
-
     from zeus_flows.core.json import jsonable
     from zeus_flows.errors import ConfigError
     from zeus_flows.experiments.cluster.request import DRAWN_JOBS, ClusterRequest, answer, write_files
@@ -105,7 +105,7 @@ def cluster_command(
     if as_json:
         document = {"arrivals": result.source, "training": request.training, "gpu": request.gpu, "simulated": True}
         settings = {"eta": eta, "beta": beta, "seeds": seeds, "seed": seed}
-        click.echo(json.dumps(document | {"settings": settings, "rows": jsonable(result.rows)}, indent=2))
+        print_document(document | {"settings": settings, "rows": jsonable(result.rows)})
     else:
         _show(request, result)
 
@@ -124,7 +124,7 @@ def _as_flow(request: ClusterRequest, runner: str | None, *, tracked: bool, trac
         return run_cluster(request, runner=runner, tracked=tracked, in_turn=_telling, tracking_uri=tracking_uri)
 
 
-def _telling(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _telling(work: Callable[[T], R], items: Sequence[T], told: Callable[[T, R], None] | None = None) -> list[R]:
     """Do one after the other, and say how far that is where somebody watches."""
     import sys
 
@@ -133,6 +133,8 @@ def _telling(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{100 * count // len(items)} % simulated", nl=False, err=True)
         done.append(work(item))
+        if told is not None:
+            told(item, done[-1])
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", nl=False, err=True)
     return done

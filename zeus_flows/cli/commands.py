@@ -12,19 +12,22 @@ import click
 from zeus_flows.cli.capriccio import capriccio_command, drift_command
 from zeus_flows.cli.cluster import cluster_command
 from zeus_flows.cli.deploying import deploy_command, serve_command
+from zeus_flows.cli.documents import json_option
 from zeus_flows.cli.fleet_command import fleet_command
 from zeus_flows.cli.gpu import doctor_command, restore_power_command
 from zeus_flows.cli.models import models_command
 from zeus_flows.cli.paper import paper_command
 from zeus_flows.cli.replay import replay
+from zeus_flows.cli.report_commands import report_command, statement_command
 from zeus_flows.cli.telling import explain_command, status_command
+from zeus_flows.cli.views_command import views_command
 from zeus_flows.cli.what_if import what_if_command
 from zeus_flows.ending import end_when_told, note_exit
 from zeus_flows.errors import ConfigError, WrongPlatform, ZeusFlowsError
 
 if TYPE_CHECKING:
     from zeus_flows.gpu.doctor import CheckFunction
-    from zeus_flows.job_file import SimulatedGpu
+    from zeus_flows.job_sections.gpu_section import SimulatedGpu
 
 _SIMULATED = click.Choice(["v100", "p100", "a40", "rtx6000"])
 
@@ -97,7 +100,7 @@ def init(path: Path, force: bool) -> None:
 @click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--mode", type=click.Choice(["off", "observe", "power"]), help="Change less than the job file allows.")
 @click.option("--dry-run", is_flag=True, help="Show what the next recurrence would do; write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@json_option("Print one JSON document instead of a table.")
 def run(
     job: Path,
     recurrences: int,
@@ -234,6 +237,23 @@ def import_command(
     )
 
 
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what lets SHELL complete commands, options and file names.
+
+    \b
+    Say in ~/.bashrc:                   eval "$(zeus-flows completion bash)"
+    in ~/.zshrc:                        eval "$(zeus-flows completion zsh)"
+    in ~/.config/fish/config.fish:      zeus-flows completion fish | source
+    """  # noqa: D301
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(main, {}, "zeus-flows", "_ZEUS_FLOWS_COMPLETE").source())
+
+
 def _server_checks() -> Sequence[CheckFunction]:
     from zeus_flows.orchestration.checks import mlflow_answers, prefect_answers
 
@@ -253,4 +273,7 @@ main.add_command(drift_command)
 main.add_command(models_command)
 main.add_command(status_command)
 main.add_command(explain_command)
+main.add_command(report_command)
+main.add_command(statement_command)
+main.add_command(views_command)
 main.add_command(what_if_command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.errors import ConfigError
 
 if TYPE_CHECKING:
-    from zeus_flows.job_file import SimulatedGpu
+    from zeus_flows.job_sections.gpu_section import SimulatedGpu
     from zeus_flows.orchestration.deployments import DeploymentChange
     from zeus_flows.orchestration.janitors import JanitorChange
     from zeus_flows.orchestration.pools import PoolChange
@@ -38,6 +38,7 @@ class Files:
 @click.option("--timezone", default="UTC", show_default=True, help="Whose clock --cron is by, such as Europe/Berlin.")
 @click.option("--pool", help="The work pool; made where there is none. [default: gpu]")
 @click.option("--lock-pool", is_flag=True, help="Let callers of runs replace nothing in a process pool that exists.")
+@click.option("--janitor-pool", help="Where the pool's janitor runs, which needs no GPU. [default: the same pool]")
 @click.option("--paused/--not-paused", default=None, help="Let schedules rest, or go on.")
 @click.option("--grace-period", type=click.IntRange(60, 86_400), default=60, show_default=True, metavar="SECONDS",
               help="How long a run may take to start; pods that start slowly need more.")  # fmt: skip
@@ -45,13 +46,14 @@ class Files:
 @click.option("--tracking-uri", help="Where MLflow runs go, before the job file's and MLFLOW_TRACKING_URI.")
 @click.option("--simulate", type=_SIMULATED, help="Run on a simulated GPU, whatever the job files say.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; change nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the plan.")
+@json_option("Print one JSON document instead of the plan.")
 def deploy_command(
     paths: tuple[Path, ...],
     cron: str | None,
     timezone: str,
     pool: str | None,
     lock_pool: bool,
+    janitor_pool: str | None,
     paused: bool | None,
     grace_period: int,
     folder: Path | None,
@@ -78,8 +80,9 @@ def deploy_command(
     with deployments.prefect_api() as client:
         changes = [deployments.plan(client, deployable, asked) for deployable in deployables]
         wanted = sorted({str(change.wanted["work pool"]) for change in changes})
+        about_janitors = [janitors.plan_janitor(client, name, runs_in=janitor_pool) for name in wanted]
+        wanted += sorted({about.runs_in for about in about_janitors} - set(wanted))
         about_pools = [pools.plan_pool(client, name, lock=lock_pool) for name in wanted]
-        about_janitors = [janitors.plan_janitor(client, name) for name in wanted]
         if not as_json:
             _show(changes, about_pools, about_janitors, str(client.api_url))
         if not dry_run:
@@ -91,9 +94,9 @@ def deploy_command(
                 deployments.apply(client, change)
     if as_json:
         document = _document(changes, about_pools, about_janitors, applied=not dry_run)
-        click.echo(json.dumps(document, indent=2))
+        print_document(document)
     else:
-        click.echo(_closing(changes, wanted, dry_run))
+        click.echo(_closing(changes, about_pools, dry_run))
 
 
 @click.command("serve")
@@ -190,12 +193,12 @@ def _show(
             click.echo(f"{'':<13}{name}: {shown(name, before)} -> {shown(name, after)}")
 
 
-def _closing(changes: Sequence[DeploymentChange], wanted_pools: Sequence[str], dry_run: bool) -> str:
+def _closing(changes: Sequence[DeploymentChange], about_pools: Sequence[PoolChange], dry_run: bool) -> str:
     if dry_run:
         return "nothing was changed: this was a dry run"
     counts = {kind: sum(change.kind == kind for change in changes) for kind in ("create", "update", "unchanged")}
     done = f"{counts['create']} created, {counts['update']} updated, {counts['unchanged']} unchanged"
-    workers = "\n".join(f"next: prefect worker start --pool {pool}" for pool in wanted_pools)
+    workers = "\n".join(f"next: {pool.worker_command}" for pool in about_pools)
     return f"{done}\n{workers}"
 
 
@@ -212,7 +215,9 @@ def _document(
             {"name": pool.name, "change": pool.change, "open_to_callers": list(pool.open_to_callers)}
             for pool in about_pools
         ],
-        "janitors": [{"pool": janitor.pool, "change": janitor.kind} for janitor in about_janitors],
+        "janitors": [
+            {"pool": janitor.pool, "runs_in": janitor.runs_in, "change": janitor.kind} for janitor in about_janitors
+        ],
         "deployments": [
             {
                 "name": change.deployable.full_name,

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.errors import ConfigError
 
 
 @click.command("fleet")
 @click.option("--tracking-uri", help="Where the runs are, before MLFLOW_TRACKING_URI.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+@json_option("Print one JSON document instead of tables.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write one HTML file instead.")
 def fleet_command(tracking_uri: str | None, as_json: bool, html: Path | None) -> None:
     """Show all jobs of a tracking server: mode, best batch size, savings, what learning cost, what to look at.
 
     Nothing is written to MLflow, and nothing is begun where there is no database yet.
     """
-    import json
     from datetime import UTC, datetime
 
     from rich.console import Console
@@ -46,7 +46,7 @@ def fleet_command(tracking_uri: str | None, as_json: bool, html: Path | None) ->
             raise ConfigError(f"{html} cannot be written: {error.strerror}") from None
         click.echo(f"wrote {html}")
     elif as_json:
-        click.echo(json.dumps(fleet_document(fleet), indent=2))
+        print_document(fleet_document(fleet))
     elif not fleet.jobs:
         click.echo(f"there are no jobs at {fleet.where} yet")
     else:

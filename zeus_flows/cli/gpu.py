@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.settings import read_settings
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
     """
 
     @click.command("doctor")
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @json_option()
     @click.option(
         "--measure",
         "minutes",
@@ -52,7 +52,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
         help="Where --measure writes its page, to attach to an issue; HTML where the name says so.",
     )
     def doctor(as_json: bool, minutes: float | None, load: str | None, page: Path) -> None:
-        """Look at driver, GPUs, power limits, energy sensors, permission, zeusd and sharing.
+        """Look at driver, GPUs, power limits, clocks, energy sensors, permission, zeusd and sharing.
 
         Each line says what was found, what that means for a job, and what to type. Exit 0 if a job could run here,
         else 4.
@@ -77,7 +77,7 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
         )
         runs = a_job_could_run(checks)
         if as_json:
-            click.echo(json.dumps({"a_job_could_run": runs, "checks": jsonable(checks)}, indent=2))
+            print_document({"a_job_could_run": runs, "checks": jsonable(checks)})
         else:
             for check in checks:
                 click.echo(f"{_MARKS[check.status]}  {check.name}: {check.found}\n      {check.means}")
@@ -90,17 +90,17 @@ def doctor_command(extra: Callable[[], Sequence[CheckFunction]] = tuple) -> clic
 
 
 @click.command("restore-power")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 def restore_power_command(as_json: bool) -> None:
-    """Put back power limits that killed jobs left behind.
+    """Put back power limits, and clocks that were locked, which killed jobs left behind.
 
     Jobs that still run are left alone. Exit 0 if nothing is left to put back, else 4.
     """
     from zeus_flows.core.json import jsonable
     from zeus_flows.errors import DeviceError, NoDevice
     from zeus_flows.gpu.device import Device
-    from zeus_flows.gpu.guard import restore_power
     from zeus_flows.gpu.nvml import Nvml
+    from zeus_flows.gpu.putting_back import restore_power
     from zeus_flows.gpu.zeusd import Zeusd, ZeusdDevice
 
     settings = read_settings()
@@ -116,9 +116,9 @@ def restore_power_command(as_json: bool) -> None:
         except DeviceError as error:
             click.echo(f"zeus-flows: {error}", err=True)
     if as_json:
-        click.echo(json.dumps(jsonable(restored), indent=2))
+        print_document(jsonable(restored))
     elif not restored:
-        click.echo("no power limit was left behind")
+        click.echo("no power limit and no clock was left behind")
     else:
         for item in restored:
             click.echo(f"{item.uuid}: {item.text}")

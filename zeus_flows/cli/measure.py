@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
 
+from zeus_flows.cli.documents import print_document
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.acceptance.findings import Acceptance, Verdict, summary
 from zeus_flows.experiments.acceptance.loads import open_load
@@ -50,7 +50,7 @@ def measure_gpu(minutes: float, *, settings: Settings, load: str | None, file: P
     shown = page(measured)
     file.write_text(shown.html() if file.suffix in (".html", ".htm") else shown.markdown(), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(document(measured), indent=2))
+        print_document(document(measured))
     else:
         _show(measured, file)
     return 1 if measured.failed else 0

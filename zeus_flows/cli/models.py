@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+
+from zeus_flows.cli.documents import json_option, print_document
 
 
 @click.command("models")
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--tracking-uri", help="Where MLflow runs are, before the job file's and MLFLOW_TRACKING_URI.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
+@json_option("Print one JSON document instead of a table.")
 def models_command(job: Path, tracking_uri: str | None, as_json: bool) -> None:
     """Show the models that JOB kept: what each took, who is champion, and why."""
     from rich.console import Console
@@ -25,6 +26,6 @@ def models_command(job: Path, tracking_uri: str | None, as_json: bool) -> None:
 
     models = read_models(job_file, read_settings().tracking(tracking_uri, job_file.tracking_uri))
     if as_json:
-        click.echo(json.dumps(models_document(models), indent=2))
+        print_document(models_document(models))
     else:
         show_models(Console(), models)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
+
 if TYPE_CHECKING:
     from zeus_flows.experiments.paper.result import Result
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tracking-uri", help="Log each figure as a run of the experiment zeus-paper-figures in this MLflow, too."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 def paper_command(
     figure: str | None,
     traces: Path | None,
@@ -43,8 +45,6 @@ def paper_command(
 
     Each published claim is printed with what came out here, the tolerance, and whether it is met.
     """
-    import json
-
     from zeus_flows.errors import ConfigError
     from zeus_flows.experiments.paper.registry import FIGURES, LEFT_OUT, traces_for
 
@@ -74,7 +74,7 @@ def paper_command(
         else:
             _show(result, title, compared=traces is not None)
     if as_json:
-        click.echo(json.dumps({"source": source, "seeds": seeds, "figures": documents}, indent=2))
+        print_document({"source": source, "seeds": seeds, "figures": documents})
 
 
 def _tell(what: str) -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
+
 if TYPE_CHECKING:
-    from zeus_flows.experiments.replay.comparison import FanOut
+    from zeus_flows.experiments.fan_out import FanOut
 
 
 @click.command("replay")
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     help="Share the work out on a Prefect task runner: threads, processes, dask, or a Dask scheduler's address such as "
     "tcp://10.0.0.1:8786. Default: one after the other, without Prefect.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 def replay(
     traces: Path | None,
     gpu: str,
@@ -61,12 +63,11 @@ def replay(
     `zeus-flows ledger traces JOB FOLDER` writes a job's runs as traces; replay them with --traces FOLDER and --gpu as
     in the power file's name.
     """
-    import json
-
     from zeus_flows.core.json import jsonable
     from zeus_flows.core.policy import POLICIES
     from zeus_flows.errors import ConfigError
-    from zeus_flows.experiments.replay.comparison import compare, find_traces, in_turn
+    from zeus_flows.experiments.fan_out import in_turn
+    from zeus_flows.experiments.replay.comparison import compare, find_traces
 
     names = [name.strip() for name in policies.split(",") if name.strip()]
     unknown = [name for name in names if name not in POLICIES]
@@ -87,7 +88,7 @@ def replay(
     source = "built-in models" if traces is None else f"traces in {traces}"
     if as_json:
         settings = {"eta": eta, "beta": beta, "window": window, "exploration_budget": budget}
-        click.echo(json.dumps({"source": source, "settings": settings, "rows": jsonable(rows)}, indent=2))
+        print_document({"source": source, "settings": settings, "rows": jsonable(rows)})
         return
 
     from rich.console import Console

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 from rich.console import Console
 
+from zeus_flows.cli.documents import print_document
 from zeus_flows.core import policy, savings
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
 from zeus_flows.core.records import Ask, EnergySource, decision_seed
 from zeus_flows.core.rollout import in_force, lowered, why_in_force
 from zeus_flows.errors import StoreError, StoreUnavailable, TargetNeverReached, TrainFunctionFailed, ZeusFlowsError
-from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.job_file import JobFile, load_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.masking import without_secrets
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.console import RunView, show_decision
-from zeus_flows.reporting.links import series_url, ui_command
+from zeus_flows.reporting.links import ui_command, view_url
 from zeus_flows.settings import Settings, public_uri, quiet_libraries, read_settings
 from zeus_flows.training.evaluation import load_evaluation
 from zeus_flows.training.gate import load_gate
@@ -69,14 +70,12 @@ def run(request: Request) -> int:
             done.append(_run_flow(request))
             view.recurrence(done[-1])
         job = in_force(_in_fleet(request, job), done[-1].number)
-        saved, experiment_id = _saved(job_file, job, uri, source)
+        saved, url = _saved(job_file, job, uri, source, done[-1])
     if request.as_json:
         told = None if saved is None else savings.document(saved)
         recurrences = _told(job, [_recurrence(job, recurrence) for recurrence in done])
-        click.echo(
-            json.dumps(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told}, indent=2)
-        )
-    elif experiment_id is None:
+        print_document(_document(job_file, uri, source) | {"recurrences": recurrences, "savings": told})
+    elif url is None:
         view.say(
             "MLflow does not answer: what these recurrences brought is kept and will be delivered by the next one."
         )
@@ -84,7 +83,7 @@ def run(request: Request) -> int:
         view.summary(saved)
         if job_file.model is not None:
             view.say(_champion(job_file, uri))
-        view.where_to_look(series_url(uri, experiment_id), ui_command(uri))
+        view.where_to_look(url, ui_command(uri))
     return 0 if all(recurrence.converged for recurrence in done) else TargetNeverReached.exit_code
 
 
@@ -100,11 +99,19 @@ def _warm_up(uri: str) -> None:
     wait_for_server()
 
 
-def _saved(job_file: JobFile, job: Job, uri: str, source: EnergySource) -> tuple[savings.Savings | None, str | None]:
-    """Return what was saved so far and the job's experiment; None and None where MLflow does not answer."""
+def _saved(
+    job_file: JobFile, job: Job, uri: str, source: EnergySource, done: Recurrence
+) -> tuple[savings.Savings | None, str | None]:
+    """Return what was saved so far and where to look at it; None and None where MLflow does not answer.
+
+    The job's description is brought up to date, for whoever looks.
+    """
     ledger = _ledger(job_file, job, uri, source)
     try:
-        return policy.saved(job, ledger.state()), ledger.experiment_id
+        saved, experiment_id = policy.saved(job, ledger.state()), ledger.experiment_id
+        with suppress(StoreError):
+            ledger.page.describe(done.number, saved, done.attempts[-1][1] if done.attempts else None)
+        return saved, view_url(uri, experiment_id, ledger.page.installed())
     except StoreUnavailable:
         return None, None
 
@@ -151,7 +158,7 @@ def dry_run(request: Request) -> int:
     if request.as_json:
         document = _document(job_file, uri, trainer.energy_source) | {"mode": job.mode, "mode_why": why_in_force(job)}
         document |= {"decision": _told(job, jsonable(decision)), "set_aside": set_aside}
-        click.echo(json.dumps(document, indent=2))
+        print_document(document)
     else:
         gated = job_file.gate is not None and job.mode is Mode.FULL and state.newest_model is not None
         console = Console()

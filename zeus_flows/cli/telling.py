@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from pathlib import Path
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
 from zeus_flows.errors import ConfigError
 
 
 @click.command("status")
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path), required=False)
 @click.option("--tracking-uri", help="Where the runs are, before the job file's and MLFLOW_TRACKING_URI.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
+@json_option("Print one JSON document instead of lines.")
 def status_command(job: Path | None, tracking_uri: str | None, as_json: bool) -> None:
     """Show how JOB is, or every job there: what runs now, the best batch size, what was saved, what to type next.
 
@@ -44,7 +44,7 @@ def status_command(job: Path | None, tracking_uri: str | None, as_json: bool) ->
         scheduled = next_runs() if found else None
     fleet = Fleet(found, scheduled, datetime.now(UTC), without_secrets(uri))
     if as_json:
-        click.echo(json.dumps(status_document(fleet), indent=2))
+        print_document(status_document(fleet))
     elif not found and job_file is not None:
         click.echo(f"{job_file.name} has never run at {fleet.where}\nnext: zeus-flows run {job}")
     elif not found:
@@ -59,7 +59,7 @@ def status_command(job: Path | None, tracking_uri: str | None, as_json: bool) ->
 @click.argument("job", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("recurrence", type=click.IntRange(min=1), required=False)
 @click.option("--tracking-uri", help="Where the runs are, before the job file's and MLFLOW_TRACKING_URI.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@json_option("Print one JSON document instead.")
 def explain_command(job: Path, recurrence: int | None, tracking_uri: str | None, as_json: bool) -> None:
     """Explain why RECURRENCE of JOB (the newest by default) ran at its batch size and limit, and when it was stopped.
 
@@ -83,6 +83,6 @@ def explain_command(job: Path, recurrence: int | None, tracking_uri: str | None,
     with reading_bar() as told:
         explained = explain_recurrence(*opened, recurrence, told)
     if as_json:
-        click.echo(json.dumps(explain_document(explained), indent=2))
+        print_document(explain_document(explained))
     else:
         show_explained(Console(), explained)

@@ -13,14 +13,17 @@ from typing import Final
 import click
 
 from zeus_flows.errors import ConfigError, StoreUnavailable
-from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.job_file import JobFile, load_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.ledger.durable import DurableLedger
 from zeus_flows.ledger.janitor import Swept, sweep_orphans
+from zeus_flows.ledger.mlflow.address import may_exist
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.importing import Columns, import_runs
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.repair import repair
 from zeus_flows.ledger.open_ledger import open_direct, open_durable
+from zeus_flows.masking import without_secrets
 from zeus_flows.reporting.console import reading_bar
 from zeus_flows.settings import Settings, quiet_libraries, read_settings
 
@@ -46,6 +49,21 @@ class LedgerOf:
             job_file.core(), tracking_uri=uri, energy_source=job_file.energy_source, comparable=job_file.comparable
         )
         return job_file, ledger, uri, settings
+
+    def open_kept(self) -> tuple[JobFile, MlflowLedger]:
+        """Return the job and its ledger; no database is made where there is none.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        job_file = load_job(self.path)
+        uri = read_settings().tracking(self.tracking_uri, job_file.tracking_uri)
+        if not may_exist(uri):
+            raise ConfigError(
+                f"{job_file.name} has never run at {without_secrets(uri)}: there is no database\n"
+                f"  type `zeus-flows run {self.path}`"
+            )
+        return self.open()[:2]
 
 
 def janitor(target: LedgerOf) -> int:
@@ -121,7 +139,7 @@ def reset(target: LedgerOf, *, sure: bool) -> int:
                 f"  type `zeus-flows reset {target.path} --yes`"
             )
         click.confirm(f"What {name} has learnt will no longer count. Begin anew?", abort=True)
-    job_file, ledger, _, _ = target.open()
+    job_file, ledger = target.open_kept()
     number = ledger.reset()
     click.echo(f"{job_file.name}: drift window {number} begins; what was observed before no longer counts")
     return 0
@@ -129,7 +147,7 @@ def reset(target: LedgerOf, *, sure: bool) -> int:
 
 def verify(target: LedgerOf) -> int:
     """Fold every run anew and compare with the state that decisions are taken on; exit 5 where they differ."""
-    job_file, ledger, _, _ = target.open()
+    job_file, ledger = target.open_kept()
     with reading_bar() as told:
         same, observations = ledger.verify(told)
     if same:
@@ -145,7 +163,7 @@ def verify(target: LedgerOf) -> int:
 
 def mend(target: LedgerOf) -> int:
     """Bring back or rebuild what holds a job's ledger together, drop its snapshots and fold the history anew."""
-    job_file, ledger, _, _ = target.open()
+    job_file, ledger = target.open_kept()
     repaired = repair(ledger.store, job_file.name)
     for line in repaired.done or ["nothing that holds the ledger together was missing"]:
         click.echo(line)
@@ -162,7 +180,7 @@ def traces(target: LedgerOf, folder: Path) -> int:
     """Write a job's runs in the published trace format; say how to replay them."""
     from zeus_flows.experiments.replay.written_traces import TraceLabels, write_traces
 
-    job_file, ledger, _, _ = target.open()
+    job_file, ledger = target.open_kept()
     rates = {b: job_file.learning_rate.at(b, job_file.default_batch_size) for b in job_file.batch_sizes}
     labels = TraceLabels(job_file.name, "model", job_file.optimizer, job_file.target.value, rates)
     with reading_bar() as told:

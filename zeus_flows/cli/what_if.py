@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_flows.cli.documents import json_option, print_document
+
 if TYPE_CHECKING:
     from zeus_flows.experiments.cluster.what_if import OwnHistory, WhatIfRow
-    from zeus_flows.job_file import JobFile, SimulatedGpu
+    from zeus_flows.job_file import JobFile
+    from zeus_flows.job_sections.gpu_section import SimulatedGpu
 
 
 @click.command("what-if")
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     "--simulate", type=click.Choice(["v100", "p100", "a40", "rtx6000"]), help="The simulated GPU the jobs ran on."
 )
 @click.option("--tracking-uri", help="Where the runs are, before the job file's URI.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option()
 def what_if_command(
     jobs: tuple[Path, ...],
     policies: str,
@@ -39,8 +42,6 @@ def what_if_command(
 
     Without --policy, --eta and --mode: lookahead, zeus-paper and the mode power beside the job as it is.
     """
-    import json
-
     from zeus_flows.core.job import Mode
     from zeus_flows.core.json import jsonable
     from zeus_flows.core.policy import POLICIES
@@ -53,17 +54,11 @@ def what_if_command(
     quiet_libraries()
     from zeus_flows.cli.upkeep import LedgerOf
     from zeus_flows.experiments.cluster.what_if import own_history, variants, what_if
-    from zeus_flows.ledger.mlflow.address import may_exist
-    from zeus_flows.masking import without_secrets
     from zeus_flows.reporting.console import reading_bar
 
     documents = []
     for path in jobs:
-        job_file, ledger, uri, _ = LedgerOf(path, simulate, tracking_uri).open()
-        if not may_exist(uri):
-            raise ConfigError(
-                f"{job_file.name} has never run at {without_secrets(uri)}\n  type `zeus-flows run {path}`"
-            )
+        job_file, ledger = LedgerOf(path, simulate, tracking_uri).open_kept()
         with reading_bar() as told:
             history = own_history(job_file.core(), ledger.observations(told))
         asked = variants(history.job, policies=names, etas=etas, modes=[Mode(m) for m in modes])
@@ -78,7 +73,7 @@ def what_if_command(
         else:
             _show(job_file, history, rows)
     if as_json:
-        click.echo(json.dumps({"seeds": seeds, "jobs": documents}, indent=2))
+        print_document({"seeds": seeds, "jobs": documents})
 
 
 def _show(job_file: JobFile, history: OwnHistory, rows: list[WhatIfRow]) -> None:
@@ -109,4 +104,4 @@ def _show(job_file: JobFile, history: OwnHistory, rows: list[WhatIfRow]) -> None
         "power limit. missed: recurrences that do not reach the target.",
         *(f"Assumed: {assumed}." for assumed in history.assumed),
     ):
-        click.echo(click.wrap_text(line, width=100))
+        click.echo(click.wrap_text(line, width=80))

@@ -1,7 +1,7 @@
 """What the fold keeps so that savings can be told: sums of energy, time and epochs, never the runs themselves.
 
 An era is what ran between two drifts: within one, a batch size takes the same epochs in expectation. Its sums are by
-batch size, GPU and power limit, so their number does not grow with that of the recurrences. An era that has ended
+batch size, GPU and setting, so their number does not grow with that of the recurrences. An era that has ended
 is settled (`core.settle`): amounts and variances of eras add up.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from zeus_flows.core.amounts import NO_AMOUNT, NOTHING, Amount, Ran, Took
 from zeus_flows.core.bandit import Runs
@@ -159,13 +159,15 @@ class Account:
         lost: Recurrences that did not reach the target: failed, killed, cancelled, given up.
         failed: Attempts that failed in recurrences that then reached it.
         skipped: Recurrences that a drift gate skipped; what its evaluation took.
-        before_w: The power limit that was there before, per GPU, by `Gpu.key`.
+        before: The setting that was there before, per GPU, by `Gpu.key`.
         max_power_w: MAXPOWER, by `Gpu.key`.
         without_limits: GPUs that know no power limits.
         gpu: Key of the newest GPU.
         samples_per_epoch: The newest data set's size.
         energy_source: Where the joules come from.
     """
+
+    formerly: ClassVar[Mapping[str, str]] = {"before": "before_w"}
 
     era: Era = Era()
     newest: Reached | None = None
@@ -174,7 +176,7 @@ class Account:
     lost: Took = NOTHING
     failed: Took = NOTHING
     skipped: Took = NOTHING
-    before_w: Mapping[str, float] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)
     max_power_w: Mapping[str, float] = field(default_factory=dict)
     without_limits: tuple[str, ...] = ()
     gpu: str = ""
@@ -242,15 +244,15 @@ def given_up(account: Account) -> Account:
 def _seen(account: Account, observation: Observation) -> Account:
     """Return the account with the machine that an attempt ran on."""
     gpu, source = observation.gpu, observation.energy_source
-    before_w, data = observation.limit_before_w, float(observation.samples_per_epoch)
+    before, data = observation.setting_before, float(observation.samples_per_epoch)
     changes: dict[str, Any] = {}
     if account.gpu != gpu.key or account.energy_source is not source:
         changes |= {"gpu": gpu.key, "energy_source": source}
     if 0 < gpu.max_power_w <= MOST and account.max_power_w.get(gpu.key) != gpu.max_power_w:
         changes["max_power_w"] = {**account.max_power_w, gpu.key: gpu.max_power_w}
-    if before_w is not None and 0 < before_w <= MOST and account.before_w.get(gpu.key) != before_w:
-        changes["before_w"] = {**account.before_w, gpu.key: before_w}
-    has_none = observation.schema > 1 and before_w is None and observation.power_limit_w is None
+    if before is not None and 0 < before <= MOST and account.before.get(gpu.key) != before:
+        changes["before"] = {**account.before, gpu.key: before}
+    has_none = observation.schema > 1 and before is None and observation.setting is None
     if has_none and observation.parts is not None and gpu.key not in account.without_limits:
         changes["without_limits"] = (*account.without_limits, gpu.key)
     if 0 < data <= MOST and data != account.samples_per_epoch:
@@ -262,14 +264,14 @@ def _ran(job: Job, observation: Observation) -> Ran:
     o, b = observation, observation.batch_size
     chosen = o.mode is Mode.FULL and _may_choose(job)  # by the policy, even where no limit can be set
     one_limit = o.profile is not None and len(o.profile.measurements) == 1  # none was tried
-    left_alone = one_limit and o.power_limit_w is not None and o.power_limit_w == o.limit_before_w
-    as_ever = o.control or o.mode in _UNCHANGED or left_alone or (o.power_limit_w is None and not chosen)
+    left_alone = one_limit and o.setting is not None and o.setting == o.setting_before
+    as_ever = o.control or o.mode in _UNCHANGED or left_alone or (o.setting is None and not chosen)
     evaluations = o.parts.evaluations.count if o.parts is not None else 0.0
     took = _took(o)
     return Ran(
         batch_size=b,
         gpu=o.gpu.key,
-        limit_w=None if o.control else o.power_limit_w,
+        setting=None if o.control else o.setting,
         profiled=o.profiling_time_s > 0 and not left_alone,
         changed=not (b == job.default_batch_size and as_ever),
         runs=1,

@@ -5,7 +5,9 @@ None of them grows with the number of what was added.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,10 @@ NOTHING = Took()
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Runs that reached the target alike: at one batch size and power limit, on one GPU.
+    """Runs that reached the target alike: at one batch size and setting of the knob, on one GPU.
 
     Attributes:
-        limit_w: The limit they ran at; None: the one that was there.
+        setting: What they ran at; None: the one that was there.
         profiled: They profiled, so they took more than their epochs do.
         changed: The job might have changed something; False in the modes that only look, and in control runs.
         runs: How many.
@@ -86,9 +88,11 @@ class Ran:
         profiling_s: The part of `time_s`, likewise.
     """
 
+    formerly: ClassVar[Mapping[str, str]] = {"setting": "limit_w"}
+
     batch_size: int
     gpu: str
-    limit_w: float | None
+    setting: float | None
     profiled: bool
     changed: bool
     runs: int = 0
@@ -105,14 +109,14 @@ class Ran:
     @property
     def key(self) -> str:
         """What makes runs alike."""
-        limit = "" if self.limit_w is None else f"{self.limit_w:g}"
+        limit = "" if self.setting is None else f"{self.setting:g}"
         return f"{self.batch_size}|{limit}|{self.profiled:d}{self.changed:d}|{self.gpu}"
 
     def __add__(self, other: Ran) -> Ran:
         return Ran(
             self.batch_size,
             self.gpu,
-            self.limit_w,
+            self.setting,
             self.profiled,
             self.changed,
             runs=self.runs + other.runs,

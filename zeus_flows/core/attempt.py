@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import Observation
 
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """One epoch of an attempt: cumulative energy and time, the metric reported, the limit in force.
+    """One epoch of an attempt: cumulative energy and time, the metric reported, the setting in force.
 
     Attributes:
         metric_name: What the user calls the metric; empty where that is not known.
+        knob: What `setting` is one of.
     """
+
+    formerly: ClassVar[Mapping[str, str]] = {"setting": "power_limit_w"}
 
     epoch: int
     energy_j: float
     time_s: float
-    power_limit_w: float | None = None
+    setting: float | None = None
     metric: float | None = None
     wall_s: float | None = None
     metric_name: str = ""
+    knob: Knob = Knob.POWER_LIMIT
 
 
 class AttemptFailed(Exception):

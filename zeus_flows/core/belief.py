@@ -9,8 +9,8 @@ learning curve says how much greater (`core.learning_curve`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -18,8 +18,8 @@ from scipy.special import ndtr
 
 from zeus_flows.core import laws
 from zeus_flows.core.bandit import Runs
-from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Drift, Job, WindowOf
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.learning_curve import ROUNDING, Curve, Reference, forecast, seen_by
 from zeus_flows.core.surprise import Surprises, surprise
 
@@ -61,15 +61,17 @@ class StoppedRuns:
         count: How many.
         epochs: What they trained together.
         longest: What the longest of them trained.
+        newest: How many runs of the job had completed when the newest of them was stopped.
     """
 
     count: int = 0
     epochs: int = 0
     longest: int = 0
+    newest: int = 0
 
-    def add(self, epochs: int) -> StoppedRuns:
+    def add(self, epochs: int, *, completions: int) -> StoppedRuns:
         """Return them with one more."""
-        return StoppedRuns(self.count + 1, self.epochs + epochs, max(self.longest, epochs))
+        return StoppedRuns(self.count + 1, self.epochs + epochs, max(self.longest, epochs), completions)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class EpochsBelief:
             batch_sizes, default_batch_size, (Runs(),) * n, (None,) * n, (False,) * n, (StoppedRuns(),) * n, ((),) * n
         )
 
-    @cached_property
+    @lazy
     def runs(self) -> tuple[float, ...]:
         """How many runs of each arm reached the target."""
         return tuple(arm.count for arm in self.completed)
@@ -173,7 +175,7 @@ class EpochsBelief:
             self,
             unfinished=_put(self.unfinished, arm, beyond if said is None else said + beyond),
             dead=_put(self.dead, arm, self.dead[arm] or (epochs >= max_epochs and not self.completed[arm].count)),
-            stopped=_put(self.stopped, arm, self.stopped[arm].add(epochs)),
+            stopped=_put(self.stopped, arm, self.stopped[arm].add(epochs, completions=self.completions)),
         )
 
     def profiled(self, ratio: float) -> EpochsBelief:
@@ -182,39 +184,48 @@ class EpochsBelief:
 
     def reference(self, arm: int) -> Reference | None:
         """Return the nearest other arm's completed run to compare a run of this arm with; None where there is none."""
-        x = math.log2(self.batch_sizes[arm])
-        others = [
-            (abs(math.log2(self.batch_sizes[i]) - x), i)
-            for i, curve in enumerate(self.curves)
-            if curve and i != arm and self.completed[i].count
-        ]
+        others = [i for i in self._with_curves if i != arm]
         if not others:
             return None
+        b = self.batch_sizes
+        return Reference(
+            self.curves[min(others, key=lambda i: (max(b[i], b[arm]) / min(b[i], b[arm]), i))], self._doubt
+        )
+
+    @lazy
+    def _with_curves(self) -> list[int]:
+        return [i for i, curve in enumerate(self.curves) if curve and self.completed[i].count]
+
+    @property
+    def _doubt(self) -> float:
+        """How many times the usual variance comparisons of curves have had."""
         squares = self.misses.count * self.misses.mean
         doubt = (DOUBT_WEIGHT + squares) / (DOUBT_WEIGHT + self.misses.count)
-        return Reference(self.curves[min(others)[1]], min(max(doubt, DOUBT[0]), DOUBT[1]))
+        return min(max(doubt, DOUBT[0]), DOUBT[1])
 
-    @cached_property
+    @lazy
     def posterior(self) -> laws.Posterior:
         """Log Epochs(b) of every arm, given all runs."""
-        counts, means, squares = np.array(
-            [self.runs, [arm.mean for arm in self.completed], [arm.squares for arm in self.completed]], dtype=float
-        )
-        noise = _noise(counts, squares)
-        precision = counts / noise
-        weighted = precision * means
-        for arm, said in enumerate(self.unfinished):
+        noise = _noise(self.completed)
+        seen, values, variances = [], [], []
+        for arm, (runs, said, each) in enumerate(zip(self.completed, self.unfinished, noise, strict=True)):
+            if not runs.count and said is None:
+                continue
+            precision = runs.count / each
+            weighted = precision * runs.mean
             if said is not None:
-                precision[arm] += 1 / said.variance
-                weighted[arm] += said.log_epochs / said.variance
-        seen = precision.nonzero()[0]
+                precision += 1 / said.variance
+                weighted += said.log_epochs / said.variance
+            seen.append(arm)
+            values.append(weighted / precision)
+            variances.append(1 / precision)
         return laws.posterior(
             self.batch_sizes,
             self.default_batch_size,
-            seen=seen,
-            values=weighted[seen] / precision[seen],
-            variances=1 / precision[seen],
-            noise=noise,
+            seen=tuple(seen),
+            values=np.array(values),
+            variances=np.array(variances),
+            noise=np.array(noise),
         )
 
     def _counted(self, job: Job, arm: int, value: float) -> tuple[tuple[Runs, ...], tuple[tuple[int, float], ...]]:
@@ -287,9 +298,9 @@ def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
-def _noise(counts: Floats, squares: Floats) -> Floats:
+def _noise(arms: Sequence[Runs]) -> list[float]:
     """Return each arm's run-to-run variance of log epochs, shrunk towards what all arms share."""
-    spare = np.maximum(counts - 1, 0)
-    pool = (NOISE_POOL_WEIGHT * NOISE**2 + squares.sum()) / (NOISE_POOL_WEIGHT + spare.sum())
-    noise: Floats = (NOISE_ARM_WEIGHT * pool + squares) / (NOISE_ARM_WEIGHT + spare)
-    return noise
+    spare = [max(arm.count - 1, 0.0) for arm in arms]
+    pool = (NOISE_POOL_WEIGHT * NOISE**2 + sum(arm.squares for arm in arms)) / (NOISE_POOL_WEIGHT + sum(spare))
+    shared = NOISE_ARM_WEIGHT * pool
+    return [(shared + arm.squares) / (NOISE_ARM_WEIGHT + more) for arm, more in zip(arms, spare, strict=True)]

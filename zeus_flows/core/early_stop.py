@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr
 
-from zeus_flows.core.gaussian import Floats, Integers
+from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.learning_curve import Curve, Forecast, Reference, forecast
 
 
@@ -234,8 +234,8 @@ def plan_many(
     horizon: float,
     max_epochs: int,
     once_j: Floats | None = None,
-) -> tuple[Integers, Floats]:
-    """Return K* and J(K*) for many arms at once; the arrays broadcast against each other."""
+) -> Floats:
+    """Return J(K*) for many arms at once; the arrays broadcast against each other."""
     spread = np.maximum(variance + noise, 1e-12)
     expected = _expected_costs(
         mean=log_epochs[..., None],
@@ -250,8 +250,8 @@ def plan_many(
         max_epochs=max_epochs,
         once=None if once_j is None else once_j[..., None],
     )
-    k, _, _ = _epochs_up_to(max_epochs)
-    return k[expected.argmin(axis=-1)].astype(int), expected.min(axis=-1)
+    least: Floats = expected.min(axis=-1)
+    return least
 
 
 def _expected_costs(

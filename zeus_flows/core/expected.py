@@ -1,4 +1,4 @@
-"""D(b, p): what a run to the target is expected to take at a batch size and a power limit, by what an era has shown.
+"""D(b, p): what a run to the target is expected to take at a batch size and a setting, by what an era has shown.
 
 That is the mean epochs of b in this era, at what an epoch takes by profile and overheads (or by what runs took, where
 there is no profile). Epochs do not depend on the GPU, so all runs count for them; costs are by GPU, and scaled to what
@@ -20,7 +20,7 @@ from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING as NO_OVERHEADS
 from zeus_flows.core.overheads import Overheads, nearest
-from zeus_flows.core.power import best_limit, run_at
+from zeus_flows.core.power import best_setting, run_at
 from zeus_flows.core.power_profile import PowerProfile
 
 Profiles = Mapping[tuple[int, str], PowerProfile]  # by (batch size, Gpu.key)
@@ -61,21 +61,21 @@ class RunCosts:
 
     Attributes:
         rates: Prices of joules and seconds.
-        before_w: The power limit that was there before; None where it is not known.
+        before: The setting that was there before; None where it is not known.
         ran: The era's runs on this GPU.
         profiles: Complete profiles, by batch size.
-        best_w: Their best limits.
+        best: Their best settings.
         overheads: By batch size.
         host_w: What the machine draws beside its GPUs.
         scales: What runs took over what was expected of them, energy and time, by batch size.
-        scaled_by: The shares of power limits in the runs that a batch size is scaled by.
+        scaled_by: The shares of settings in the runs that a batch size is scaled by.
     """
 
     rates: Price
-    before_w: float | None
+    before: float | None
     ran: tuple[Ran, ...]
     profiles: Mapping[int, PowerProfile]
-    best_w: Mapping[int, float]
+    best: Mapping[int, float]
     overheads: Mapping[int, Overheads]
     host_w: float
     scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
@@ -90,29 +90,29 @@ class RunCosts:
         """Return what something took."""
         return self.figures(took.energy_j, took.time_s, took.host_j)
 
-    def takes(self, batch_size: int, limit_w: float | None, work: RunTotals) -> Floats | None:
-        """Return what work is expected to take at a power limit (None: the one before); None where that is unknown."""
-        known = self._by_profile(batch_size, limit_w, work)
+    def takes(self, batch_size: int, setting: float | None, work: RunTotals) -> Floats | None:
+        """Return what work is expected to take at a setting (None: the one before); None where that is unknown."""
+        known = self._by_profile(batch_size, setting, work)
         if known is None:
             known = self._by_rate(batch_size, work)
             return None if known is None else self.figures(*known, self.host_w * known[1])
         energy, time = self.scales.get(batch_size, (1.0, 1.0))
         return self.figures(energy * known[0], time * known[1], self.host_w * time * known[1])
 
-    def grows(self, batch_size: int, limit_w: float | None, work: RunTotals) -> Floats:
+    def grows(self, batch_size: int, setting: float | None, work: RunTotals) -> Floats:
         """Return the part that grows with the epochs: everything except what a run takes once."""
-        whole, once = self.takes(batch_size, limit_w, work), self.takes(batch_size, limit_w, RunTotals(work.runs))
+        whole, once = self.takes(batch_size, setting, work), self.takes(batch_size, setting, RunTotals(work.runs))
         return np.zeros(4) if whole is None or once is None else whole - once
 
     def knows(self, batch_size: int) -> bool:
         """Return whether the cost of a run at a batch size is known on this GPU."""
         return self.takes(batch_size, None, RunTotals(1, 1, 1, 0)) is not None
 
-    def _by_profile(self, batch_size: int, limit_w: float | None, work: RunTotals) -> tuple[float, float] | None:
-        profile, at_w = self.profiles.get(batch_size), self.limit(batch_size, limit_w)
-        if profile is None or at_w is None:
+    def _by_profile(self, batch_size: int, setting: float | None, work: RunTotals) -> tuple[float, float] | None:
+        profile, at_setting = self.profiles.get(batch_size), self.setting_at(batch_size, setting)
+        if profile is None or at_setting is None:
             return None
-        at = nearest(profile, at_w)
+        at = nearest(profile, at_setting)
         overheads = self.overheads.get(batch_size, NO_OVERHEADS)
         one = run_at(
             profile,
@@ -134,24 +134,24 @@ class RunCosts:
         share = work.samples / samples
         return share * sum(r.energy_j for r in alike), share * sum(r.time_s for r in alike)
 
-    def limit(self, batch_size: int, limit_w: float | None) -> float | None:
-        """Return the limit in the profile that stands for one (None: the one before); None without a profile."""
+    def setting_at(self, batch_size: int, setting: float | None) -> float | None:
+        """Return the setting in the profile that stands for one (None: the one before); None without a profile."""
         if (profile := self.profiles.get(batch_size)) is None:
             return None
-        limit_w = limit_w if limit_w is not None else self.before_w
-        return nearest(profile, math.inf if limit_w is None else limit_w).power_limit_w
+        setting = setting if setting is not None else self.before
+        return nearest(profile, math.inf if setting is None else setting).setting
 
     def scaled(self) -> RunCosts:
         """Return the costs scaled to the runs that did not profile. A batch size without any uses those of others."""
         pairs: dict[int, list[tuple[float, float, float, float]]] = {}
         limits: dict[int, dict[float, float]] = {}
         for r in self.ran:
-            limit_w = self.limit(r.batch_size, r.limit_w)
-            expected = None if r.profiled else self._by_profile(r.batch_size, r.limit_w, RunTotals.of(r))
-            if expected is not None and limit_w is not None:
+            setting = self.setting_at(r.batch_size, r.setting)
+            expected = None if r.profiled else self._by_profile(r.batch_size, r.setting, RunTotals.of(r))
+            if expected is not None and setting is not None:
                 pairs.setdefault(r.batch_size, []).append((r.energy_j, expected[0], r.time_s, expected[1]))
                 shares = limits.setdefault(r.batch_size, {})
-                shares[limit_w] = shares.get(limit_w, 0.0) + expected[1]
+                shares[setting] = shares.get(setting, 0.0) + expected[1]
         everything = [pair for alike in pairs.values() for pair in alike]
         return replace(
             self,
@@ -178,18 +178,18 @@ def costs_on(job: Job, account: Account, era: Era, gpu: str, *, profiles: Profil
     data = sum(r.data for r in ran) / runs if runs else account.samples_per_epoch or 1.0
     time_s = sum(r.time_s for r in ran)
     host_w = sum(r.host_j for r in ran) / time_s if time_s else max((o.host_w for o in here.values()), default=0.0)
-    best_w = {
-        b: best_limit(job, p, samples_per_epoch=data, overheads=here.get(b, NO_OVERHEADS)).power_limit_w
+    best = {
+        b: best_setting(job, p, samples_per_epoch=data, overheads=here.get(b, NO_OVERHEADS)).setting
         for b, p in complete.items()
     }
     b0 = complete.get(job.default_batch_size)
-    greatest_w = max((m.power_limit_w for m in b0.measurements), default=None) if b0 is not None else None
+    greatest = max((m.setting for m in b0.measurements), default=None) if b0 is not None else None
     return RunCosts(
         rates=price(job, account.max_power_w.get(gpu, 0.0)),
-        before_w=account.before_w.get(gpu, greatest_w),
+        before=account.before.get(gpu, greatest),
         ran=ran,
         profiles=complete,
-        best_w=best_w,
+        best=best,
         overheads=here,
         host_w=host_w,
     ).scaled()
@@ -209,8 +209,8 @@ def best_batch_size(job: Job, costs: RunCosts, epochs: Mapping[int, Epochs], *, 
     """Return the batch size whose runs are expected to cost least, of those that reached the target in this era."""
 
     def cost(batch_size: int) -> float:
-        limit_w = costs.best_w.get(batch_size) if tuned else None
-        expected = costs.takes(batch_size, limit_w, epochs[batch_size].work(1, data))
+        setting = costs.best.get(batch_size) if tuned else None
+        expected = costs.takes(batch_size, setting, epochs[batch_size].work(1, data))
         return math.inf if expected is None else float(expected[2])
 
     return min((b for b in epochs if b in job.batch_sizes or b == job.default_batch_size), key=lambda b: (cost(b), b))

@@ -18,7 +18,7 @@ from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.policy.state import State
-from zeus_flows.core.power import best_limit
+from zeus_flows.core.power import best_setting
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.records import Ask, Decision, EnergySource, InFlight, Observation, Outcome, decision_seed
@@ -26,7 +26,7 @@ from zeus_flows.core.text import cost_text
 
 #: What two decisions are compared by: everything that training sees.
 _CHOICE: Final = (
-    *("batch_size", "micro_batch_size", "cut", "explores", "tune_power", "power_limit_w", "control", "mode"),
+    *("batch_size", "micro_batch_size", "cut", "explores", "tune_power", "setting", "control", "mode"),
     *("policy", "degraded"),
 )
 #: Ways in which a history may have been folded that are tried; more than one only where recurrences overlapped.
@@ -276,7 +276,7 @@ def imagined(job: Job, state: State, ask: Ask, gpu: Gpu, batch_size: int, epochs
     samples = ask.samples_per_epoch or state.samples_per_epoch
     if profile is None or not profile.complete or not samples:
         return None
-    at = best_limit(job, profile)
+    at = best_setting(job, profile)
     time_s = epochs * samples / at.samples_per_s
     source = state.account.energy_source if state.account is not None else EnergySource.MEASURED
     return Observation(
@@ -290,7 +290,7 @@ def imagined(job: Job, state: State, ask: Ask, gpu: Gpu, batch_size: int, epochs
         gpu=gpu,
         energy_source=source,
         samples_per_epoch=samples,
-        power_limit_w=at.power_limit_w,
+        setting=at.setting,
         fingerprint=job.fingerprint,
         mode=job.mode,
     )

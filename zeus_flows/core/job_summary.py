@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import EnergySource, Outcome
 
 #: A recurrence that takes so many times what the one before took, and an hour at least, is stuck.
@@ -61,6 +62,7 @@ class NewestAttempt:
         mode: How much it might change.
         mode_why: Whose word that is; empty where it is the job file's.
         outcome: How it ended; None while it goes on.
+        knob: What `setting` is one of.
         untunable: Why nothing could be tuned there, in a word or two; empty where it could.
     """
 
@@ -70,13 +72,14 @@ class NewestAttempt:
     mode: str = ""
     mode_why: str = ""
     batch_size: int | None = None
-    power_limit_w: float | None = None
+    setting: float | None = None
     outcome: Outcome | None = None
     late: bool = False
     degraded: bool = False
     untunable: str = ""
     gpu: str = ""
     text: str = ""
+    knob: Knob = Knob.POWER_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

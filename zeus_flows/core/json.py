@@ -1,7 +1,8 @@
 """Frozen dataclasses to plain JSON values and back, by their type hints: the one way to write and read them.
 
 A member of a union says which one it is: it has a class variable `tag`, which is written as `kind`. Fields that are
-missing get their defaults, so that a later version reads what an earlier one wrote.
+missing get their defaults, so that a later version reads what an earlier one wrote; a class variable `formerly` has the
+names that fields had in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+_NONE: Final[Mapping[str, str]] = {}
 
 #: What the tag of a union's member is written as.
 TAG: Final = "kind"
@@ -120,8 +123,9 @@ def _build(kind: Any, data: Any) -> Any:
     if origin is not None and issubclass(origin, Mapping):
         return {_build(arguments[0], k): _build(arguments[1], v) for k, v in data.items()}
     if hasattr(kind, "__dataclass_fields__"):
-        hints = _hints(kind)
-        return kind(**{name: _build(hints[name], data[name]) for name in _names(kind) if name in data})
+        hints, former = _hints(kind), getattr(kind, "formerly", _NONE)
+        read = {name: name if name in data else former.get(name, name) for name in _names(kind)}
+        return kind(**{name: _build(hints[name], data[key]) for name, key in read.items() if key in data})
     if isinstance(kind, type) and issubclass(kind, (Enum, bool, int, float, str)):
         return kind(data)
     raise TypeError(f"cannot read a {kind} from JSON")

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from zeus_flows.core.gaussian import Floats, Integers, kernel, plus_diagonal
+from zeus_flows.core.gaussian import Floats, kernel, plus_diagonal
+from zeus_flows.core.lazy import lazy
 
 CRITICAL = tuple(range(-4, 9))  # octaves from b0 at which the critical batch size may lie: one law each
 MEAN = 2.0  # log epochs at b0 ...
@@ -50,14 +51,20 @@ STRAYS = (
 
 @dataclass(frozen=True)
 class Posterior:
-    """log Epochs(b) of every arm: means, covariance, run-to-run noise variance, and how likely each law is."""
+    """log Epochs(b) of every arm: means, covariance, run-to-run noise variance; weights of strays and laws."""
 
     mean: Floats
     covariance: Floats
     noise: Floats
-    laws: Floats
+    weights: Floats
 
-    @cached_property
+    @property
+    def laws(self) -> Floats:
+        """How likely each law is."""
+        likely: Floats = self.weights.sum(axis=0)
+        return likely
+
+    @lazy
     def variance(self) -> Floats:
         """The posterior variance of every arm."""
         return np.maximum(self.covariance.diagonal(), 1e-9)
@@ -67,7 +74,7 @@ def posterior(
     batch_sizes: tuple[int, ...],
     default_batch_size: int,
     *,
-    seen: Integers,
+    seen: tuple[int, ...],
     values: Floats,
     variances: Floats,
     noise: Floats,
@@ -87,18 +94,19 @@ def posterior(
         noise: Run-to-run variance of log epochs of every arm.
     """
     prior = _prior(batch_sizes, default_batch_size)
-    if not len(seen):
+    if not seen:
         return _mixed(prior.odds, np.stack([prior.means] * len(STRAYS)), prior.covariances, noise)
-    expected, cross, square = _looked_up(batch_sizes, default_batch_size, tuple(seen.tolist()))
+    expected, cross, square, one = _looked_up(batch_sizes, default_batch_size, seen)
     residuals = values - expected
-    spread = square + np.diag(variances)
+    spread = square + one * variances
     inverse = np.linalg.inv(spread)
     whitened = residuals @ inverse
-    misfits = (whitened * residuals).sum(axis=-1) + np.linalg.slogdet(spread)[1][:, None]
-    weights = prior.odds * np.exp(0.5 * (misfits.min() - misfits))
+    misfits = np.add.reduce(whitened * residuals, axis=-1) + np.linalg.slogdet(spread)[1][:, None]
+    weights = prior.odds * np.exp(0.5 * (np.minimum.reduce(misfits, axis=None) - misfits))
+    weights /= np.add.reduce(weights, axis=None)
     means = prior.means + whitened @ cross
     covariances = prior.covariances - cross.transpose(0, 2, 1) @ inverse @ cross
-    return _mixed(weights / weights.sum(), means, covariances, noise)
+    return _mixed(weights, means, covariances, noise)
 
 
 def growth_text(change: float) -> str:
@@ -118,8 +126,9 @@ def _mixed(weights: Floats, means: Floats, covariances: Floats, noise: Floats) -
     each, of_each = weights.ravel(), means.reshape(-1, means.shape[-1])
     mean = each @ of_each
     off = of_each - mean
-    within = (weights.sum(axis=1) @ covariances.reshape(len(covariances), -1)).reshape(covariances.shape[1:])
-    return Posterior(mean, within + (off.T * each) @ off, noise, weights.sum(axis=0))
+    of_strays = np.add.reduce(weights, axis=1)
+    within = (of_strays @ covariances.reshape(len(covariances), -1)).reshape(covariances.shape[1:])
+    return Posterior(mean, within + (off.T * each) @ off, noise, weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +141,11 @@ class _Prior:
 @lru_cache(maxsize=1024)  # with `_prior`, a third of a replay's time
 def _looked_up(
     batch_sizes: tuple[int, ...], default_batch_size: int, seen: tuple[int, ...]
-) -> tuple[Floats, Floats, Floats]:
-    """Return what each law expects of some arms, and by stray their covariances with all arms and with each other."""
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return what each law expects of some arms, by stray their covariances with all arms and each other, and a one."""
     prior, arms = _prior(batch_sizes, default_batch_size), list(seen)
     cross = prior.covariances[:, arms]
-    return prior.means[:, arms], cross, cross[:, :, arms]
+    return prior.means[:, arms], cross, cross[:, :, arms], np.eye(len(arms))
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zeus_flows.core.power_profile import LimitMeasurement
+from zeus_flows.core.power_profile import SettingMeasurement
 
 #: By how much a limit must be slower and dearer than the best before those below it are given up.
 SLOWER, DEARER = 0.10, 0.01
@@ -23,12 +23,12 @@ ENOUGH = 4
 #: A lower limit neither speeds a GPU up nor makes it draw more: beyond this share one of two readings is wrong.
 ODD = 0.05
 
-CostOf = Callable[[LimitMeasurement], float]
+CostOf = Callable[[SettingMeasurement], float]
 
 
 def worth_measuring(
-    limit_w: float,
-    measured: Sequence[LimitMeasurement],
+    setting: float,
+    measured: Sequence[SettingMeasurement],
     *,
     cost_of: CostOf,
     max_slowdown: float | None = None,
@@ -40,21 +40,21 @@ def worth_measuring(
     can make a limit look so, or be the best that the others are held against: that is why each is left out once.
 
     Args:
-        limit_w: The limit in question.
+        setting: The limit in question.
         measured: What is known, in any order.
         cost_of: What one sample costs at a measured limit.
         max_slowdown: How many times slower than the fastest a limit may be; None: as slow as it likes.
 
     >>> readings = [(250, 240, 100), (225, 215, 98), (200, 198, 85), (175, 174, 94), (150, 149, 80), (125, 124, 62)]
-    >>> measured = [LimitMeasurement(*reading) for reading in readings]
-    >>> def joules(m: LimitMeasurement) -> float:
+    >>> measured = [SettingMeasurement(*reading) for reading in readings]
+    >>> def joules(m: SettingMeasurement) -> float:
     ...     return (0.5 * m.average_power_w + 0.5 * 250) / m.samples_per_s
     >>> worth_measuring(175, measured[:3], cost_of=joules)  # the reading at 200 W may be wrong
     True
     >>> worth_measuring(100, measured, cost_of=joules)  # those at 150 and 125 W are not both wrong
     False
     """
-    above = sorted((m for m in measured if m.power_limit_w > limit_w), key=lambda m: -m.power_limit_w)
+    above = sorted((m for m in measured if m.setting > setting), key=lambda m: -m.setting)
     if len(above) < ENOUGH:
         return True
     return not all(
@@ -62,22 +62,22 @@ def worth_measuring(
     )
 
 
-def odd_limit(measured: Sequence[LimitMeasurement], *, cost_of: CostOf) -> float | None:
+def odd_limit(measured: Sequence[SettingMeasurement], *, cost_of: CostOf) -> float | None:
     """Return the limit whose reading fits the others least; None where they fit.
 
     Two readings do not fit where the lower limit is faster or draws more by more than `ODD`. The one that fits the
     fewest others is odd; of two that fit alike, the cheaper, as it is the one that would be chosen wrongly.
 
-    >>> measured = [LimitMeasurement(*m) for m in [(250, 240, 100), (225, 215, 98), (200, 198, 108), (175, 174, 94)]]
+    >>> measured = [SettingMeasurement(*m) for m in [(250, 240, 100), (225, 215, 98), (200, 198, 108), (175, 174, 94)]]
     >>> odd_limit(measured, cost_of=lambda m: m.average_power_w / m.samples_per_s)
     200
     """
     unfit = {m: sum(_misfit(m, other) for other in measured) for m in measured}
     odd = max(measured, key=lambda m: (unfit[m], -cost_of(m)), default=None)
-    return odd.power_limit_w if odd is not None and unfit[odd] else None
+    return odd.setting if odd is not None and unfit[odd] else None
 
 
-def _lowest_loses(falling: Sequence[LimitMeasurement], *, cost_of: CostOf, max_slowdown: float | None) -> bool:
+def _lowest_loses(falling: Sequence[SettingMeasurement], *, cost_of: CostOf, max_slowdown: float | None) -> bool:
     """Whether the last of these, by falling limits, is too slow, or slower and dearer than the best of them."""
     lowest, allowed = falling[-1], falling
     if max_slowdown is not None:
@@ -90,7 +90,7 @@ def _lowest_loses(falling: Sequence[LimitMeasurement], *, cost_of: CostOf, max_s
     return slower and cost_of(lowest) > (1 + DEARER) * cost_of(best)
 
 
-def _misfit(one: LimitMeasurement, other: LimitMeasurement) -> bool:
-    lower, upper = sorted((one, other), key=lambda m: m.power_limit_w)
+def _misfit(one: SettingMeasurement, other: SettingMeasurement) -> bool:
+    lower, upper = sorted((one, other), key=lambda m: m.setting)
     faster = lower.samples_per_s > (1 + ODD) * upper.samples_per_s
     return faster or lower.average_power_w > (1 + ODD) * upper.average_power_w

@@ -10,26 +10,29 @@ from zeus_flows.core.cost import price
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import Overheads
 from zeus_flows.core.policy.state import State
-from zeus_flows.core.power import best_limit, run_at
-from zeus_flows.core.power_profile import LimitMeasurement
+from zeus_flows.core.power import best_setting, run_at
+from zeus_flows.core.power_profile import Knob, SettingMeasurement
 from zeus_flows.core.records import Observation
+from zeus_flows.core.text import setting_text
 
 
 @dataclass(frozen=True, slots=True)
 class WouldHaveSaved:
-    """What an attempt would have saved at the best power limit of its own profile.
+    """What an attempt would have saved at the best setting of its own profile.
 
     Attributes:
-        power_limit_w: The limit it trained at.
-        best_limit_w: The best one, by the job's selector.
-        spent: What its epochs take at the limit it trained at, by the profile.
+        setting: What it trained at.
+        best_setting: The best one, by the job's selector.
+        spent: What its epochs take at that, by the profile.
         saved: How much less they would have taken at the best one; negative where more (time, mostly).
+        knob: What they are settings of.
     """
 
-    power_limit_w: float
-    best_limit_w: float
+    setting: float
+    best_setting: float
     spent: Amount
     saved: Amount
+    knob: Knob = Knob.POWER_LIMIT
 
     @property
     def sentence(self) -> str:
@@ -38,12 +41,14 @@ class WouldHaveSaved:
         >>> WouldHaveSaved(250.0, 150.0, Amount(100.0, 10.0, 200.0), Amount(20.0, -1.0, 10.0)).sentence
         'at 150 W instead of 250 W it would have taken 20.0 % less energy, 10.0 % more time, 5.0 % less cost'
         """
-        if self.best_limit_w == self.power_limit_w:
-            return f"{self.power_limit_w:g} W is the best power limit for it already"
+        if self.best_setting == self.setting:
+            best = "the best power limit" if self.knob is Knob.POWER_LIMIT else "the best clock"
+            return f"{setting_text(self.setting, self.knob)} is {best} for it already"
         share = self.saved.percent_of(self.spent)
         changes = (("energy", share.energy_j), ("time", share.time_s), ("cost", share.cost_j))
         parts = [f"{abs(saved):.1f} % {'less' if saved >= 0 else 'more'} {what}" for what, saved in changes]
-        return f"at {self.best_limit_w:g} W instead of {self.power_limit_w:g} W it would have taken {', '.join(parts)}"
+        best, had = setting_text(self.best_setting, self.knob), setting_text(self.setting, self.knob)
+        return f"at {best} instead of {had} it would have taken {', '.join(parts)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +83,9 @@ class TriedBatchSize:
 def would_have_saved(job: Job, observation: Observation) -> WouldHaveSaved | None:
     """Return what the best limit would have saved on an attempt; None where its profile does not tell."""
     profile = observation.profile
-    if profile is None or not profile.complete or observation.power_limit_w is None:
+    if profile is None or not profile.complete or observation.setting is None:
         return None
-    at = next((m for m in profile.measurements if m.power_limit_w == observation.power_limit_w), None)
+    at = next((m for m in profile.measurements if m.setting == observation.setting), None)
     if at is None or len(profile.measurements) < 2:
         return None
     host_w = observation.host_energy_j / observation.time_s if observation.time_s else 0.0
@@ -88,9 +93,9 @@ def would_have_saved(job: Job, observation: Observation) -> WouldHaveSaved | Non
     if observation.parts is not None:
         overheads = overheads.add(observation.parts)
     samples, rates = observation.samples_per_epoch, price(job, profile.gpu.max_power_w)
-    best = best_limit(job, profile, samples_per_epoch=samples, overheads=overheads)
+    best = best_setting(job, profile, samples_per_epoch=samples, overheads=overheads)
 
-    def run(measurement: LimitMeasurement) -> Amount:
+    def run(measurement: SettingMeasurement) -> Amount:
         took = run_at(
             profile,
             measurement,
@@ -103,7 +108,7 @@ def would_have_saved(job: Job, observation: Observation) -> WouldHaveSaved | Non
         return Amount(energy_j, took.time_s, rates.of(energy_j, took.time_s))
 
     spent = run(at)
-    return WouldHaveSaved(at.power_limit_w, best.power_limit_w, spent, spent - run(best))
+    return WouldHaveSaved(at.setting, best.setting, spent, spent - run(best), profile.gpu.knob)
 
 
 def tried_batch_sizes(job: Job, state: State) -> tuple[TriedBatchSize, ...]:

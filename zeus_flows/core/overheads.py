@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from zeus_flows.core.power_profile import NO_PART, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import NO_PART, Part, Parts, PowerProfile, SettingMeasurement
 
 #: What a run's parts still weigh after each run that follows: a change is believed after about ten.
 KEPT = 0.9
@@ -31,7 +31,7 @@ class Overheads:
 
     Attributes:
         once: Start-up and compilation; counted per attempt.
-        evaluation: Evaluations, by the power limit in force.
+        evaluation: Evaluations, by the setting in force.
         rest: What is left of each epoch; counted per epoch.
         host_w: What the machine draws beside its GPUs, in watts.
     """
@@ -52,9 +52,9 @@ class Overheads:
         >>> known.evaluations_per_epoch, known.evaluation_at(250.0)
         (1.0, Part(count=1.0, energy_j=50.0, time_s=2.0))
         """
-        evaluation = {limit: part.times(KEPT) for limit, part in self.evaluation}
-        for limit, part in parts.evaluation:
-            evaluation[limit] = evaluation.get(limit, NO_PART) + part
+        evaluation = {setting: part.times(KEPT) for setting, part in self.evaluation}
+        for setting, part in parts.evaluation:
+            evaluation[setting] = evaluation.get(setting, NO_PART) + part
         return replace(
             self,
             once=self.once.times(KEPT) + parts.once,
@@ -73,20 +73,20 @@ class Overheads:
         """What an attempt takes before it trains."""
         return self.once.each
 
-    def evaluation_at(self, limit_w: float, profile: PowerProfile | None = None) -> Part:
-        """Return what one evaluation takes at a power limit.
+    def evaluation_at(self, setting: float, profile: PowerProfile | None = None) -> Part:
+        """Return what one evaluation takes at a setting of the knob.
 
-        Where it was not seen at that limit, it is taken from the nearest one: as far as the GPU was busy, it is slowed
-        and draws as training does by the profile; the time in which it waited stays.
+        Where it was not seen there, it is taken from the nearest setting: as far as the GPU was busy, it is slowed and
+        draws as training does by the profile; the time in which it waited stays.
         """
-        seen = [(limit, part) for limit, part in self.evaluation if part.count > 0]
+        seen = [(setting, part) for setting, part in self.evaluation if part.count > 0]
         if not seen:
             return NO_PART
-        at, part = min(seen, key=lambda item: (abs(item[0] - limit_w), -item[0]))
+        at, part = min(seen, key=lambda item: (abs(item[0] - setting), -item[0]))
         each = part.each
-        if at == limit_w or profile is None or not profile.measurements or each.time_s <= 0:
+        if at == setting or profile is None or not profile.measurements or each.time_s <= 0:
             return each
-        there, here = nearest(profile, at), nearest(profile, limit_w)
+        there, here = nearest(profile, at), nearest(profile, setting)
         idle_w = self._idle_w(profile)
         watts = each.energy_j / each.time_s
         room_w = there.average_power_w - idle_w
@@ -96,9 +96,13 @@ class Overheads:
         waiting_s, busy_s = (1 - busy) * each.time_s, busy * each.time_s * slower
         return Part(1, waiting_s * max(other_w, 0.0) + busy_s * here.average_power_w, waiting_s + busy_s)
 
-    def per_epoch(self, limit_w: float, profile: PowerProfile | None = None) -> Part:
-        """Return what an epoch takes beside its steps at a power limit: its evaluations, and the rest."""
-        evaluation, often = self.evaluation_at(limit_w, profile), self.evaluations_per_epoch
+    def anywhere(self) -> Overheads:
+        """Return them as seen at no setting in particular: the greatest of a profile stands for it."""
+        return replace(self, evaluation=((math.inf, sum((part for _, part in self.evaluation), NO_PART)),))
+
+    def per_epoch(self, setting: float, profile: PowerProfile | None = None) -> Part:
+        """Return what an epoch takes beside its steps at a setting: its evaluations, and the rest."""
+        evaluation, often = self.evaluation_at(setting, profile), self.evaluations_per_epoch
         rest = self.rest.each
         return Part(1, evaluation.energy_j * often + rest.energy_j, evaluation.time_s * often + rest.time_s)
 
@@ -111,12 +115,12 @@ class Overheads:
 NOTHING = Overheads()
 
 
-def nearest(profile: PowerProfile, limit_w: float) -> LimitMeasurement:
-    """Return the measurement at a power limit, or at the nearest one that was measured."""
-    for m in profile.measurements:  # asked for every limit of every arm: most often it was measured
-        if m.power_limit_w == limit_w:
+def nearest(profile: PowerProfile, setting: float) -> SettingMeasurement:
+    """Return the measurement at a setting, or at the nearest one that was measured."""
+    for m in profile.measurements:  # asked for every setting of every arm: most often it was measured
+        if m.setting == setting:
             return m
-    return min(profile.measurements, key=lambda m: (abs(m.power_limit_w - limit_w), -m.power_limit_w))
+    return min(profile.measurements, key=lambda m: (abs(m.setting - setting), -m.setting))
 
 
 def pooled(several: Iterable[Overheads]) -> Overheads:
@@ -128,8 +132,8 @@ def pooled(several: Iterable[Overheads]) -> Overheads:
     together = NOTHING
     for known in several:
         evaluation, each = dict(together.evaluation), known.once_each
-        for limit, part in known.evaluation if known.rest.count else ():
-            evaluation[limit] = evaluation.get(limit, NO_PART) + part.times(1 / known.rest.count)
+        for setting, part in known.evaluation if known.rest.count else ():
+            evaluation[setting] = evaluation.get(setting, NO_PART) + part.times(1 / known.rest.count)
         together = Overheads(
             once=together.once + (Part(1, each.energy_j, each.time_s) if known.once.count else NO_PART),
             evaluation=tuple(sorted(evaluation.items())),

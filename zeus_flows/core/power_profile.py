@@ -1,10 +1,12 @@
-"""What is measured of a GPU under a job: a profile of power limits, and the parts of an attempt."""
+"""What is measured of a GPU under a job: a profile of settings of one knob, and the parts of an attempt."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from zeus_flows.errors import MeasurementError
 
@@ -13,43 +15,79 @@ class Knob(StrEnum):
     """What is tuned within an attempt; a setting is one value of it."""
 
     POWER_LIMIT = "power_limit"  # watts per GPU
+    CLOCKS = "clocks"  # MHz that the graphics clocks of each GPU are locked to; the greatest: they are not locked
+
+    @property
+    def unit(self) -> str:
+        """What its settings are counted in."""
+        return "W" if self is Knob.POWER_LIMIT else "MHz"
+
+    @property
+    def words(self) -> str:
+        """Its name for people."""
+        return "power limit" if self is Knob.POWER_LIMIT else "clocks"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What an attempt trains on: a GPU model and how many of it.
+    """What an attempt trains on: a GPU model, how many of it, and what of it is tuned.
+
+    What is known of a GPU by one knob says nothing of another: its settings, and what evaluations take at them. So a
+    GPU whose clocks are tuned counts as another than the same one under power limits. Epochs do not depend on either.
 
     Attributes:
         model: The model's name as the device reports it.
         count: GPUs of the data-parallel job (its world size).
         max_power_w: MAXPOWER of eq. 2: the greatest power limit, summed over the GPUs.
+        knob: What is tuned.
     """
 
     model: str
     count: int
     max_power_w: float
+    knob: Knob = Knob.POWER_LIMIT
+
+    @property
+    def name(self) -> str:
+        """The model and the world size, for people."""
+        return f"{self.model} x{self.count}"
 
     @property
     def key(self) -> str:
-        """What makes two profiles comparable: the model and the world size."""
-        return f"{self.model} x{self.count}"
+        """What makes two profiles comparable: the model, the world size, and the knob.
+
+        >>> Gpu("A40", 2, 600.0).key, Gpu("A40", 2, 600.0, Knob.CLOCKS).key
+        ('A40 x2', 'A40 x2, clocks')
+        """
+        return self.name if self.knob is Knob.POWER_LIMIT else f"{self.name}{_BY_CLOCKS}"
+
+
+_BY_CLOCKS = ", clocks"
+
+
+def knob_of(key: str) -> Knob:
+    """Return the knob that a `Gpu.key` is of."""
+    return Knob.CLOCKS if key.endswith(_BY_CLOCKS) else Knob.POWER_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class LimitMeasurement:
+class SettingMeasurement:
     """AvgPower(b, p) and Throughput(b, p) of eq. 5, with throughput in samples per second.
 
     Attributes:
+        setting: p, per GPU: watts or MHz, as the knob has it.
         begun_s: Seconds measured where training ended before there were enough; None where there were.
     """
 
-    power_limit_w: float
+    formerly: ClassVar[Mapping[str, str]] = {"setting": "power_limit_w"}
+
+    setting: float
     average_power_w: float
     samples_per_s: float
     begun_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("power_limit_w", "average_power_w", "samples_per_s"):
+        for name in ("setting", "average_power_w", "samples_per_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise MeasurementError(f"{name} of a power profile must be positive and finite, not {value!r}")
@@ -57,23 +95,25 @@ class LimitMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class PowerProfile:
-    """Power limit -> average power and throughput, for one (batch size, micro-batch, GPU).
+    """Setting of a knob -> average power and throughput, for one (batch size, micro-batch, GPU).
 
     Only a complete profile defines an arm's epoch cost; a partial one is kept to be completed. A complete one need
-    not hold every limit: those that cannot win are not measured.
+    not hold every setting: those that cannot win are not measured.
 
     Attributes:
         made_with: Major versions it depends on, such as `torch 2, driver 550`; empty where none matter.
-        stale_w: Limits whose measurements still serve but are to be measured again.
+        stale: Settings whose measurements still serve but are to be measured again.
         micro_batch_size: Samples that went through the GPUs at once; None: the whole batch.
     """
 
+    formerly: ClassVar[Mapping[str, str]] = {"stale": "stale_w"}
+
     batch_size: int
     gpu: Gpu
-    measurements: tuple[LimitMeasurement, ...]
+    measurements: tuple[SettingMeasurement, ...]
     complete: bool = True
     made_with: str = ""
-    stale_w: tuple[float, ...] = ()
+    stale: tuple[float, ...] = ()
     micro_batch_size: int | None = None
 
     @property
@@ -120,7 +160,7 @@ class Parts:
 
     Attributes:
         once: Start-up and compilation: all before the first step, and what the first step took more than others.
-        evaluation: Evaluations of the model, by the power limit (per GPU) that was in force.
+        evaluation: Evaluations of the model, by the setting (per GPU) that was in force.
         rest: Checkpoints, logging, starting a loader: what is left of each epoch.
     """
 
@@ -130,7 +170,7 @@ class Parts:
 
     @property
     def evaluations(self) -> Part:
-        """All evaluations, at whichever limit."""
+        """All evaluations, at whichever setting."""
         return sum((part for _, part in self.evaluation), NO_PART)
 
     @property

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from zeus_flows.core.early_stop import Cut, NoCut
 from zeus_flows.core.job import Mode
@@ -135,7 +137,7 @@ class Decision:
         degraded: The history could not be read; the default batch size stands in.
         tune_power: Whether the best power limit may be looked for and applied; False: train at the limit the
             GPU has.
-        power_limit_w: Train at this limit, per GPU, without profiling (`grid`); None: the profile decides.
+        setting: Train at this setting of the knob, per GPU, without profiling (`grid`); None: the profile decides.
         control: The default runs, b0 at the limit that is there, to be compared with.
         mode: How much the job might change; None in records of schema 1.
         asked: What was asked; None in records of schema 1.
@@ -143,6 +145,8 @@ class Decision:
         micro_batch_size: Samples that go through the GPUs at once, gradients of several being added up; None: the
             whole batch.
     """
+
+    formerly: ClassVar[Mapping[str, str]] = {"setting": "power_limit_w"}
 
     recurrence: int
     attempt: int
@@ -154,12 +158,18 @@ class Decision:
     explores: bool = False
     degraded: bool = False
     tune_power: bool = True
-    power_limit_w: float | None = None
+    setting: float | None = None
     control: bool = False
     mode: Mode | None = None
     asked: Asked | None = None
     schema: int = SCHEMA
     micro_batch_size: int | None = None
+
+    @property
+    def knob(self) -> Knob:
+        """What is tuned."""
+        gpu = self.asked.gpu if self.asked is not None else None
+        return gpu.knob if gpu is not None else Knob.POWER_LIMIT
 
     @property
     def micro(self) -> int:
@@ -177,7 +187,7 @@ class Observation:
         epochs: Epochs trained (up to the target, where it was reached).
         energy_j: Energy of the attempt, summed over its GPUs; energy to accuracy where it converged.
         time_s: Its training time; time to accuracy where it converged.
-        power_limit_w: The limit it settled on, per GPU; None where no limit was applied.
+        setting: The setting of the knob that it settled on, per GPU; None where none was applied.
         profiling_energy_j: The part of `energy_j` spent while profiling.
         profiling_time_s: The part of `time_s` spent while profiling; above 0 where this attempt profiled.
         samples_per_epoch: Training samples in an epoch.
@@ -190,15 +200,17 @@ class Observation:
         parts: What it took beside its training steps; None where that was not measured (schema 1).
         host_energy_j: What the machine drew beside its GPUs meanwhile; not part of `energy_j`.
         mode: How much the job might change; None in records of schema 1.
-        knob: What was tuned; `power_limit_w` is its setting.
-        limit_before_w: The limit that was there before, per GPU; None where it is not known.
-        foreign_limit_w: The limit that somebody else set meanwhile; then `energy_j` and `time_s` were spent, and are
-            not those of `power_limit_w`. None where nobody did.
+        setting_before: The setting that was there before, per GPU; None where it is not known.
+        foreign_limit_w: The power limit that somebody else set meanwhile; then `energy_j` and `time_s` were spent, and
+            are not those of `setting`. None where nobody did.
         control: The default ran, to be compared with.
         curve: The learning curve: (epoch, best metric so far) where that improved, a few of them.
         schema: Version of the record.
         micro_batch_size: Copied from the decision.
+        sensor: How joules were had: `counter`, `sampled power`, `model`, `none`; empty in older records.
     """
+
+    formerly: ClassVar[Mapping[str, str]] = {"setting": "power_limit_w", "setting_before": "limit_before_w"}
 
     recurrence: int
     attempt: int
@@ -210,7 +222,7 @@ class Observation:
     gpu: Gpu
     energy_source: EnergySource
     samples_per_epoch: int
-    power_limit_w: float | None = None
+    setting: float | None = None
     profile: PowerProfile | None = None
     profiling_energy_j: float = 0.0
     profiling_time_s: float = 0.0
@@ -224,13 +236,13 @@ class Observation:
     parts: Parts | None = None
     host_energy_j: float = 0.0
     mode: Mode | None = None
-    knob: Knob = Knob.POWER_LIMIT
-    limit_before_w: float | None = None
+    setting_before: float | None = None
     foreign_limit_w: float | None = None
     control: bool = False
     curve: tuple[tuple[int, float], ...] = ()
     schema: int = SCHEMA
     micro_batch_size: int | None = None
+    sensor: str = ""
 
     def __post_init__(self) -> None:
         believable = (
@@ -251,6 +263,11 @@ class Observation:
     def converged(self) -> bool:
         """Whether the attempt reached the target."""
         return self.outcome is Outcome.CONVERGED
+
+    @property
+    def knob(self) -> Knob:
+        """What was tuned."""
+        return self.gpu.knob
 
     @property
     def micro(self) -> int:

@@ -21,13 +21,15 @@ from zeus_flows.core.cost import price
 from zeus_flows.core.expected import Known, Profiles, costs_on
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.json import jsonable
+from zeus_flows.core.power_profile import Knob, knob_of
 from zeus_flows.core.records import EnergySource, Observation
 from zeus_flows.core.settle import (
     BATCH_SIZE,
+    BY_KNOB,
     LEARNING,
-    LINES,
     LUCK,
     POWER_LIMIT,
+    POWER_ONLY,
     TOTAL,
     forecast,
     scatter,
@@ -39,6 +41,7 @@ __all__ = [
     "LEARNING",
     "LUCK",
     "POWER_LIMIT",
+    "POWER_ONLY",
     "TOTAL",
     "Account",
     "Amount",
@@ -80,12 +83,14 @@ class Compared:
         baseline: What the default would have taken.
         total: What was saved in all.
         lines: By what; they add up to the total.
+        power_only: What was saved against the default batch size at its best limit, had only that been tuned.
     """
 
     recurrences: int
     baseline: Amount
     total: Line
     lines: tuple[Line, ...] = ()
+    power_only: Line | None = None
 
     @property
     def spent(self) -> Amount:
@@ -130,21 +135,23 @@ class Baseline:
 
     Attributes:
         batch_size: b0.
-        limit_w: The power limit that was there before, per GPU; None where it is not known.
+        setting: The setting that was there before, per GPU; None where it is not known.
         runs: Runs of b0 that reached the target, in the eras that are compared.
         controls: How many of them were control runs.
         unchanged: Recurrences in which nothing was to be changed; control runs are among them.
         best_batch_size: b*; None where nothing can be said.
-        best_limit_w: Its best limit; None where it has no profile.
+        best_setting: Its best setting; None where it has no profile.
+        knob: What they are settings of.
     """
 
     batch_size: int
-    limit_w: float | None = None
+    setting: float | None = None
     runs: int = 0
     controls: int = 0
     unchanged: int = 0
     best_batch_size: int | None = None
-    best_limit_w: float | None = None
+    best_setting: float | None = None
+    knob: Knob = Knob.POWER_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,22 +241,25 @@ def savings(job: Job, account: Account, *, profiles: Profiles, overheads: Known)
     ahead = forecast(job, account, era, account.gpu, profiles=profiles, overheads=overheads)
     why, since = _unknown(job, account, era, now)
     limits = account.gpu not in account.without_limits
-    lines = LINES if limits else tuple(name for name in LINES if name != POWER_LIMIT)
+    tuned = (BY_KNOB[knob_of(account.gpu)],) if limits else ()
+    once_tuned = [name for name in BY_KNOB.values() if known.lines.get(name, NO_AMOUNT) != NO_AMOUNT]
+    lines = (*dict.fromkeys((*tuned, *once_tuned)), BATCH_SIZE, LEARNING, LUCK)
     return Savings(
         mode=job.mode,
         energy_source=account.energy_source,
         in_seconds=job.in_seconds,
         default=Baseline(
             job.default_batch_size,
-            limit_w=costs.before_w if limits else None,
+            setting=costs.before if limits else None,
             runs=known.default_runs,
             controls=known.controls,
             unchanged=known.unchanged,
             best_batch_size=None if ahead is None else ahead[1],
-            best_limit_w=None if ahead is None or not limits else ahead[2],
+            best_setting=None if ahead is None or not limits else ahead[2],
+            knob=knob_of(account.gpu),
         ),
         so_far=_compared(job, known, quantile, lines) if known.recurrences else None,
-        from_now_on=None if ahead is None else _compared(job, ahead[0], quantile, lines[:-2]),
+        from_now_on=None if ahead is None else _compared(job, ahead[0], quantile, (*tuned, BATCH_SIZE)),
         apart=_apart(job, account, known),
         unknown_since=since,
         why=why,
@@ -280,12 +290,14 @@ def without_joules(value: Any) -> Any:
 
 def _compared(job: Job, known: Settled, quantile: float, names: tuple[str, ...]) -> Compared:
     lines = []
-    for name in (*names, TOTAL):
-        errors = [quantile * math.sqrt(max(variance, 0.0)) for variance in known.variances[name].figures]
-        lines.append(_line(job, name, known.lines[name], Amount(*errors), known.baseline))
-    *parts, total = lines
+    for name in (*names, POWER_ONLY, TOTAL):
+        variances = known.variances.get(name, NO_AMOUNT)
+        errors = [quantile * math.sqrt(max(variance, 0.0)) for variance in variances.figures]
+        lines.append(_line(job, name, known.lines.get(name, NO_AMOUNT), Amount(*errors), known.baseline))
+    *parts, power_only, total = lines
     shown = [p for p in parts if p.name != BATCH_SIZE or tunes_batch_size(job) or p.amount != NO_AMOUNT]
-    return Compared(known.recurrences, _shown(job, known.baseline, known.baseline), total, tuple(shown))
+    baseline = _shown(job, known.baseline, known.baseline)
+    return Compared(known.recurrences, baseline, total, tuple(shown), power_only)
 
 
 def _line(job: Job, name: str, amount: Amount, error: Amount, scale: Amount) -> Line:

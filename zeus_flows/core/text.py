@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 
 from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Knob
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
@@ -33,13 +34,13 @@ def seconds(value: float) -> str:
     return f"{value:.3g} s" if abs(value) < 120 else f"{value / 60:.3g} min"
 
 
-def setting_text(setting: float | None) -> str:
-    """Return a setting of the knob: a power limit per GPU. Empty where none was applied.
+def setting_text(setting: float | None, knob: Knob = Knob.POWER_LIMIT) -> str:
+    """Return a setting of a knob, per GPU. Empty where none was applied.
 
-    >>> setting_text(150.0), setting_text(None)
-    ('150 W', '')
+    >>> setting_text(150.0), setting_text(1380.0, Knob.CLOCKS), setting_text(None)
+    ('150 W', '1380 MHz', '')
     """
-    return "" if setting is None else f"{setting:.4g} W"
+    return "" if setting is None else f"{setting:.4g} {knob.unit}"
 
 
 def cost_text(job: Job, cost: float) -> str:

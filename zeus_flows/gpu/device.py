@@ -54,8 +54,14 @@ class Device(Protocol):
     def power_w(self) -> float:
         """Return the power drawn now."""
 
+    def graphics_clocks_mhz(self) -> tuple[int, ...]:
+        """Return the graphics clocks that it can be locked to, greatest first."""
+
+    def clocks_mhz(self) -> tuple[int, int]:
+        """Return its graphics and memory clocks now."""
+
     def lock_clocks_mhz(self, low: int, high: int) -> None:
-        """Lock the graphics clocks to a range."""
+        """Lock the graphics clocks to a range. It outlives the process on a real GPU: go through the power guard."""
 
     def reset_clocks(self) -> None:
         """Undo `lock_clocks_mhz`."""

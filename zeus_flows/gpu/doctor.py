@@ -13,6 +13,7 @@ from zeus_flows.errors import ConfigError, DeviceError, NoDevice, NotSupported
 
 if TYPE_CHECKING:
     from zeus_flows.gpu.address import ZeusdAddress
+    from zeus_flows.gpu.journal import Journal
     from zeus_flows.gpu.nvml import Nvml, NvmlDevice
 
 
@@ -97,14 +98,14 @@ def _picked(nvml: Nvml, state_dir: Path, visible: str | None) -> Iterator[Check]
     yield Check("GPUs", Status.OK, named, f"what a job would train on; CUDA_VISIBLE_DEVICES {stated}")
     for device in devices:
         yield _limits(device, state_dir)
+        yield _clocks(device, state_dir)
         yield _energy(device)
         yield _permission(device, state_dir, sliced)
         yield _sharing(device, sliced)
 
 
 def _limits(device: NvmlDevice, state_dir: Path) -> Check:
-    from zeus_flows.gpu.guard import journal_folder
-    from zeus_flows.gpu.journal import Journal
+    from zeus_flows.gpu.journal import Journal, journal_folder
 
     name = f"power limit of GPU {device.index}"
     if not device.has_power_limits:
@@ -118,18 +119,51 @@ def _limits(device: NvmlDevice, state_dir: Path) -> Check:
         entry = journal.read(device.uuid)
     except ConfigError as error:
         return Check(name, Status.WARN, found, "what was before cannot be told", str(error))
-    if entry is None:
+    if entry is None or entry.previous_w is None:
         return Check(name, Status.OK, found, "nothing is left to be put back")
-    lock = journal.lock(device.uuid)
     found = f"{found}, {entry.previous_w:g} W before"
-    if lock.acquire():
-        lock.release()
+    if not _runs(journal, device):
         if not entry.left_alone(device.power_limit_w()):
             means = f"process {entry.pid} ended without putting it back, and somebody else has set it since: it stays"
             return Check(name, Status.OK, found, means)
         means = f"process {entry.pid} ended without putting it back; the next job will"
         return Check(name, Status.WARN, found, means, "type `zeus-flows restore-power` to do it now")
     return Check(name, Status.OK, found, f"a running job (process {entry.pid}) controls it and will put it back")
+
+
+def _runs(journal: Journal, device: NvmlDevice) -> bool:
+    """Return whether the job that wrote a GPU's journal still runs."""
+    lock = journal.lock(device.uuid)
+    if not lock.acquire():
+        return True
+    lock.release()
+    return False
+
+
+def _clocks(device: NvmlDevice, state_dir: Path) -> Check:
+    from zeus_flows.gpu.journal import Journal, journal_folder
+
+    name = f"clocks of GPU {device.index}"
+    try:
+        clocks = device.graphics_clocks_mhz()
+        graphics, memory = device.clocks_mhz()
+    except NotSupported as error:
+        return Check(name, Status.OK, str(error), "jobs tune the power limit; `knob: clocks` measures only")
+    found = f"graphics {graphics} MHz now, {len(clocks)} from {clocks[-1]} to {clocks[0]} MHz; memory {memory} MHz"
+    try:
+        journal = Journal(journal_folder(state_dir))
+        entry = journal.read(device.uuid)
+    except ConfigError as error:
+        return Check(name, Status.WARN, found, "whether a job has locked them cannot be told", str(error))
+    if entry is None or not entry.clocks_locked:
+        means = "`knob: clocks` locks the graphics clocks; a lock of somebody else cannot be told by any driver"
+        return Check(name, Status.OK, f"{found}; not locked by us", means)
+    again = "resets them" if entry.previous_mhz is None else f"locks them to {entry.previous_mhz} MHz again"
+    if _runs(journal, device):
+        means = f"a running job (process {entry.pid}) {again} at its end"
+        return Check(name, Status.OK, f"{found}; locked by us", means)
+    means = f"process {entry.pid} ended with them locked; the next job {again}"
+    return Check(name, Status.WARN, f"{found}; locked by us", means, "type `zeus-flows restore-power` to do it now")
 
 
 def _energy(device: NvmlDevice) -> Check:
@@ -152,7 +186,8 @@ def _energy(device: NvmlDevice) -> Check:
 
 
 def _permission(device: NvmlDevice, state_dir: Path, sliced: bool) -> Check:
-    from zeus_flows.gpu.guard import Obstacle, PowerGuard, journal_folder
+    from zeus_flows.gpu.guard import Obstacle, PowerGuard
+    from zeus_flows.gpu.journal import journal_folder
 
     name = f"permission on GPU {device.index}"
     if not device.has_power_limits:
@@ -161,10 +196,12 @@ def _permission(device: NvmlDevice, state_dir: Path, sliced: bool) -> Check:
         return Check(name, Status.WARN, "not tried: the GPU is cut into MIG slices", "no limits are set")
     why_not = PowerGuard([device], journal_folder(state_dir)).probe()
     if why_not is None:
-        return Check(name, Status.OK, "power limits may be set", "jobs profile and tune the power limit")
+        found = "power limits and clocks may be set"
+        return Check(name, Status.OK, found, "jobs profile and tune the power limit, or the clocks")
     if why_not.obstacle is Obstacle.ANOTHER_JOB:
         return Check(name, Status.OK, why_not.text, "a second job on this GPU would only measure")
-    return Check(name, Status.WARN, "power limits may not be set", "jobs measure only, in observer mode", why_not.text)
+    found = "power limits and clocks may not be set"
+    return Check(name, Status.WARN, found, "jobs measure only, in observer mode", why_not.text)
 
 
 def _sharing(device: NvmlDevice, sliced: bool) -> Check:

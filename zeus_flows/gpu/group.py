@@ -9,6 +9,7 @@ from typing import Protocol
 
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import EnergySource
+from zeus_flows.gpu.control import Control, LimitControl
 from zeus_flows.gpu.device import Clock, Device
 from zeus_flows.gpu.meter import Mark, Meter, Span
 from zeus_flows.gpu.power_control import PowerControl
@@ -33,13 +34,14 @@ class Work(Protocol):
 
 
 class Gpus(AbstractContextManager["Gpus"]):
-    """All GPUs of one data-parallel job, held at one power limit.
+    """All GPUs of one data-parallel job, held at one setting of a knob.
 
     Leaving the context puts the previous power limits back. `open_gpus` makes one. Not thread-safe.
 
     Attributes:
-        gpu: The model, the number of GPUs and their greatest power together.
+        gpu: The model, the number of GPUs, their greatest power together and the knob.
         power: Their power limits and clocks.
+        control: The knob that the job turns.
         energy_source: Measured, simulated, or none where joules would mean nothing (then spans have 0 J).
         sensor: Where the joules come from, for people: `counter`, `sampled power`, `model`, `none`.
         alone: Whether nobody else is known to use the GPUs; if not, spans are never complete.
@@ -48,6 +50,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         devices: The GPUs, in CUDA's order.
         meter: Measures spans on them.
         power: Changes them and puts them back.
+        control: The knob that the job turns; None: their power limits.
         clock: The clock of `meter`.
         work: What simulated GPUs do at a step.
         watch: Notices lost GPUs.
@@ -61,6 +64,7 @@ class Gpus(AbstractContextManager["Gpus"]):
         *,
         meter: Meter,
         power: PowerControl,
+        control: Control | None = None,
         clock: Clock,
         energy_source: EnergySource,
         sensor: str,
@@ -72,8 +76,9 @@ class Gpus(AbstractContextManager["Gpus"]):
     ) -> None:
         self.devices = tuple(devices)
         max_power_w = sum(device.power_limit_range_w()[1] for device in devices)
-        self.gpu = Gpu(devices[0].model, len(devices), max_power_w=max_power_w)
         self.power = power
+        self.control = LimitControl(power) if control is None else control
+        self.gpu = Gpu(devices[0].model, len(devices), max_power_w=max_power_w, knob=self.control.knob)
         self.energy_source = energy_source
         self.sensor = sensor
         self.alone = alone

@@ -3,6 +3,9 @@
 The previous power limit (not the greatest) returns when the guard is released, when the process exits or raises,
 and on SIGTERM, SIGINT and SIGHUP. After SIGKILL, the deletion of a pod or a reboot the journal remembers: the next job
 on the machine, or `zeus-flows restore-power`, puts it back. A limit that somebody else has set meanwhile stays.
+
+Clocks that were locked are reset in the same ways. NVML cannot tell whether they were locked before: where that is
+known, that lock is put back.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -21,20 +24,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from zeus_flows.errors import ConfigError, DeviceError, DeviceLost, NotSupported, PowerPermissionError
+from zeus_flows.errors import ConfigError, DeviceError, NotSupported, PowerPermissionError
 from zeus_flows.gpu.device import Device
 from zeus_flows.gpu.journal import Entry, GpuLock, Journal
+from zeus_flows.gpu.putting_back import undo, undo_dead, unlock
 
 log = logging.getLogger(__name__)
 
 #: Ends a process by default, leaves time to put things back, and can be caught.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: A driver that is busy answers again soon; five seconds are promised.
-_TRIES, _BETWEEN_TRIES_S = 4, 0.25
 
 
 class Obstacle(Enum):
-    """What keeps a job from setting power limits."""
+    """What keeps a job from setting power limits and clocks."""
 
     SHARED = auto()  # others use the GPU at the same time
     ANOTHER_JOB = auto()  # another job controls it
@@ -45,7 +47,7 @@ class Obstacle(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """Why power limits cannot be set.
+    """Why power limits and clocks cannot be set.
 
     Attributes:
         obstacle: What is in the way.
@@ -58,14 +60,9 @@ class WhyNot:
 
 NO_PERMISSION = WhyNot(
     Obstacle.PERMISSION,
-    "this process may not set power limits: run it as root, give its container `--cap-add=SYS_ADMIN`, "
+    "this process may not set power limits or clocks: run it as root, give its container `--cap-add=SYS_ADMIN`, "
     "or start the Zeus daemon (zeusd) on the machine",
 )
-
-
-def journal_folder(state_dir: Path) -> Path:
-    """Return where the journal and the locks are."""
-    return state_dir / "power"
 
 
 class PowerGuard:
@@ -77,9 +74,10 @@ class PowerGuard:
     Args:
         devices: The GPUs, all or none of which are changed.
         folder: Where the journal is; None for devices whose limits die with the process.
+        locked_before_mhz: The clock that somebody has locked them to, to be put back; None: nobody has.
     """
 
-    def __init__(self, devices: Sequence[Device], folder: Path | None) -> None:
+    def __init__(self, devices: Sequence[Device], folder: Path | None, *, locked_before_mhz: int | None = None) -> None:
         self._devices = tuple(devices)
         self._journal = Journal(folder) if folder else None
         self._locks: list[GpuLock] = []
@@ -87,6 +85,7 @@ class PowerGuard:
         self._ours_w: list[tuple[float, ...]] = [() for _ in devices]
         self._journaled = False
         self._clocks_locked = False
+        self._locked_before_mhz = locked_before_mhz
         self._owner = os.getpid()
         self._section = threading.Lock()
         self._main_inside = False
@@ -97,7 +96,7 @@ class PowerGuard:
     @property
     def changed(self) -> bool:
         """Whether something is to be put back."""
-        return self._previous_w is not None
+        return self._previous_w is not None or self._clocks_locked
 
     def probe(self) -> WhyNot | None:
         """Return what `acquire` would return. The GPUs are not kept, and nothing is put back."""
@@ -105,11 +104,16 @@ class PowerGuard:
         self.release()
         return why_not
 
-    def acquire(self, *, put_back: bool = True) -> WhyNot | None:
+    def acquire(self, *, put_back: bool = True, limits: bool = True) -> WhyNot | None:
         """Take the GPUs; return why they cannot be controlled, None where they can.
 
         What a dead process left is put back first. Permission is found out by setting the present limit
-        again: the user's id says nothing in a container.
+        again: the user's id says nothing in a container. Clocks need the same permission, and cannot be tried without
+        undoing somebody's lock.
+
+        Args:
+            put_back: Whether to put back what a dead process left.
+            limits: Whether GPUs without power limits will not do.
         """
         if self._journal is None:
             return None
@@ -132,8 +136,9 @@ class PowerGuard:
         try:
             for device in self._devices:
                 if put_back:
-                    _put_back(self._journal, device)
-                device.set_power_limit_w(device.power_limit_w())
+                    undo_dead(self._journal, device)
+                if limits or device.has_power_limits:
+                    device.set_power_limit_w(device.power_limit_w())
         except PowerPermissionError:
             self.release()
             return NO_PERMISSION
@@ -149,10 +154,10 @@ class PowerGuard:
         """Set the power limit of every GPU; where one refuses, put all back and raise."""
         with self._critical():
             try:
-                self._remember()
+                self._remember(limits=True)
                 self._about_to_set(watts)
             except OSError as error:
-                raise DeviceError(f"the journal of power limits cannot be written ({error.strerror})") from error
+                raise _unwritten(error) from error
             try:
                 for i, device in enumerate(self._devices):
                     device.set_power_limit_w(watts)
@@ -164,7 +169,10 @@ class PowerGuard:
     def lock_clocks_mhz(self, low: int, high: int) -> None:
         """Lock the graphics clocks of every GPU; where one refuses, put all back and raise."""
         with self._critical():
-            self._remember(clocks=True)
+            try:
+                self._remember(clocks=True)
+            except OSError as error:
+                raise _unwritten(error) from error
             try:
                 for device in self._devices:
                     device.lock_clocks_mhz(low, high)
@@ -175,8 +183,9 @@ class PowerGuard:
     def reset_clocks(self) -> None:
         """Undo `lock_clocks_mhz`; power limits stay."""
         with self._critical():
-            for device in self._devices:
-                device.reset_clocks()
+            if self._clocks_locked:
+                for device in self._devices:
+                    unlock(device, self._locked_before_mhz)
 
     def restore(self) -> None:
         """Put everything back. Safe to call twice; a GPU that is lost keeps its journal entry."""
@@ -189,20 +198,23 @@ class PowerGuard:
         while self._locks:
             self._locks.pop().release()
 
-    def _remember(self, *, clocks: bool = False) -> None:
-        """Write down, once, how the GPUs are before they are changed."""
+    def _remember(self, *, limits: bool = False, clocks: bool = False) -> None:
+        """Write down, once, how the GPUs are before their limits or clocks are changed."""
         if self._dying:
-            raise PowerPermissionError("the process is ending; power limits were put back")
-        if self._previous_w is not None and self._journaled and (self._clocks_locked or not clocks):
+            raise PowerPermissionError("the process is ending; power limits and clocks were put back")
+        known = (self._previous_w is not None or not limits) and (self._clocks_locked or not clocks)
+        if known and self._journaled:
             return
-        previous_w = self._previous_w or tuple(device.power_limit_w() for device in self._devices)
+        previous_w, clocks = self._previous_w, clocks or self._clocks_locked
+        if previous_w is None and limits:
+            previous_w = tuple(device.power_limit_w() for device in self._devices)
         if self._journal is not None:
-            for entry in self._entries(previous_w, clocks=clocks or self._clocks_locked):
+            for entry in self._entries(previous_w, clocks=clocks):
                 self._journal.write(entry)
-        if self._previous_w is None and self._journal is not None:
+        if not self.changed and self._journal is not None:
             atexit.register(self.release)
             self._handle_signals()
-        self._previous_w, self._clocks_locked, self._journaled = previous_w, clocks or self._clocks_locked, True
+        self._previous_w, self._clocks_locked, self._journaled = previous_w, clocks, True
 
     def _about_to_set(self, watts: float) -> None:
         """Write down which limits may be ours from now on. Not synced: limits do not outlive a power cut."""
@@ -212,15 +224,17 @@ class PowerGuard:
             for entry in self._entries(self._previous_w, clocks=self._clocks_locked):
                 self._journal.write(entry, sync=False)
 
-    def _entries(self, previous_w: Sequence[float], *, clocks: bool) -> Iterator[Entry]:
-        for device, watts, ours_w in zip(self._devices, previous_w, self._ours_w, strict=True):
-            yield Entry(device.uuid, watts, clocks_locked=clocks, pid=self._owner, ours_w=ours_w)
+    def _entries(self, previous_w: Sequence[float] | None, *, clocks: bool) -> Iterator[Entry]:
+        limits_w: Sequence[float | None] = previous_w or [None] * len(self._devices)
+        for device, watts, ours_w in zip(self._devices, limits_w, self._ours_w, strict=True):
+            before_mhz = self._locked_before_mhz if clocks else None
+            yield Entry(device.uuid, watts, clocks, self._owner, ours_w=ours_w, previous_mhz=before_mhz)
 
     def _restore(self) -> None:
-        if self._previous_w is None or os.getpid() != self._owner:
+        if not self.changed or os.getpid() != self._owner:
             return
         entries = tuple(self._entries(self._previous_w, clocks=self._clocks_locked))
-        undone = [_undo(device, entry) for device, entry in zip(self._devices, entries, strict=True)]
+        undone = [undo(device, entry) for device, entry in zip(self._devices, entries, strict=True)]
         if self._journal is not None:
             for device, done in zip(self._devices, undone, strict=True):
                 if done:
@@ -272,7 +286,7 @@ class PowerGuard:
                 self._pending = number
                 return
             self._dying = not callable(handler)
-            log.info("%s: power limits are put back", signal.Signals(number).name)
+            log.info("%s: power limits and clocks are put back", signal.Signals(number).name)
             self.restore()
         if callable(handler):
             handler(number, frame)
@@ -290,116 +304,5 @@ def _acquire(lock: GpuLock) -> bool:
     return lock.acquire()
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What was done with one journal entry.
-
-    Attributes:
-        uuid: The GPU.
-        done: Whether it is as it was before.
-        text: What happened, for people.
-        denied: Whether this user may not change it; root may, and the Zeus daemon.
-    """
-
-    uuid: str
-    done: bool
-    text: str
-    denied: bool = False
-
-
-def restore_power(state_dir: Path, find: Callable[[str], Device | None]) -> tuple[Restored, ...]:
-    """Put back the power limits that dead processes left. GPUs of running jobs are left alone.
-
-    Args:
-        state_dir: Whose journal to read.
-        find: Returns the GPU of a UUID, or None where it is not on this machine.
-    """
-    journal = Journal(journal_folder(state_dir))
-    return tuple(_restore_one(journal, uuid, find) for uuid in journal.uuids())
-
-
-def _restore_one(journal: Journal, uuid: str, find: Callable[[str], Device | None]) -> Restored:
-    lock = journal.lock(uuid)
-    try:
-        if not lock.acquire():
-            return Restored(uuid, False, f"a running job (process {lock.holder()}) controls it; left alone")
-        device = find(uuid)
-        if device is None:
-            return Restored(uuid, False, "is not on this machine now; its journal is kept")
-        entry = _put_back(journal, device)
-        if entry is None:
-            return Restored(uuid, True, "was put back by another process meanwhile")
-        if not entry.left_alone(limit_w := device.power_limit_w()) and limit_w != entry.previous_w:
-            return Restored(uuid, True, f"somebody else has set the power limit to {limit_w:g} W since; it stays so")
-        return Restored(uuid, True, f"the power limit is {entry.previous_w:g} W again")
-    except PowerPermissionError:
-        text = "may not be changed by this user: type `sudo zeus-flows restore-power`"
-        return Restored(uuid, False, text, denied=True)
-    except (ConfigError, DeviceError) as error:
-        return Restored(uuid, False, str(error))
-    except OSError as error:
-        return Restored(uuid, False, f"its journal cannot be used: {error}")
-    finally:
-        lock.release()
-
-
-def _put_back(journal: Journal, device: Device) -> Entry | None:
-    """Put back the limit that a dead process left on a GPU. The caller holds its lock. Return the entry, or None."""
-    entry = journal.read(device.uuid)
-    if entry is None:
-        return None
-    ours = _put_back_ours(device, entry)
-    journal.remove(device.uuid)
-    if ours:
-        log.warning(
-            "%s: process %s ended without putting its power limit back; it is %g W again",
-            device.uuid,
-            entry.pid,
-            entry.previous_w,
-        )
-    return entry
-
-
-def _put_back_ours(device: Device, entry: Entry) -> bool:
-    """Put back what an entry says, but for a limit that somebody else has set since. Return whether it was ours."""
-    limit_w = _limit_or_none(device)
-    ours = limit_w is None or entry.left_alone(limit_w)
-    if ours:
-        device.set_power_limit_w(entry.previous_w)
-    elif limit_w != entry.previous_w:
-        log.info(
-            "%s: the power limit is %g W, not the %g W that was set here: somebody else set it, and it stays",
-            device.uuid,
-            limit_w,
-            entry.ours_w[-1],
-        )
-    if entry.clocks_locked:
-        device.reset_clocks()
-    return ours
-
-
-def _limit_or_none(device: Device) -> float | None:
-    """Return the limit in force; None where it cannot be read: then it is put back blindly."""
-    try:
-        return device.power_limit_w()
-    except DeviceLost:
-        raise
-    except DeviceError:
-        return None
-
-
-def _undo(device: Device, entry: Entry) -> bool:
-    """Return whether nothing is left to put back on a GPU."""
-    for attempt in range(_TRIES):
-        try:
-            _put_back_ours(device, entry)
-            return True
-        except DeviceLost as error:
-            log.error("%s; its journal is kept", error)
-            return False
-        except DeviceError as error:
-            if attempt == _TRIES - 1:
-                log.error("%s; type `zeus-flows restore-power`", error)
-            else:
-                time.sleep(_BETWEEN_TRIES_S)
-    return False
+def _unwritten(error: OSError) -> DeviceError:
+    return DeviceError(f"the journal of power limits and clocks cannot be written ({error.strerror})")

@@ -27,22 +27,37 @@ class Entry:
 
     Attributes:
         uuid: The GPU.
-        previous_w: Its power limit.
-        clocks_locked: Whether its graphics clocks were locked by us, to be reset.
+        previous_w: Its power limit; None where that was not changed.
+        clocks_locked: Whether its graphics clocks were locked by us.
         pid: The process that changed it.
         ours_w: The limits of which one is in force unless somebody else set another since: the one that was set last,
             and the one that was about to be. Empty: that is not known.
+        previous_mhz: The clock that they were locked to before, where that is known, for NVML cannot tell; None: they
+            were not, as far as is known, and are reset.
     """
 
     uuid: str
-    previous_w: float
+    previous_w: float | None
     clocks_locked: bool
     pid: int
     ours_w: tuple[float, ...] = ()
+    previous_mhz: int | None = None
 
     def left_alone(self, limit_w: float) -> bool:
         """Return whether a limit is one that we set: then nobody else has changed it since."""
-        return not self.ours_w or is_ours(limit_w, self.ours_w)
+        return self.previous_w is not None and (not self.ours_w or is_ours(limit_w, self.ours_w))
+
+    def put_back_text(self, limit_w: float) -> str:
+        """Return what is there again, or stays, for people; `limit_w` is the power limit in force."""
+        said = []
+        if self.previous_w is not None and not self.left_alone(limit_w) and limit_w != self.previous_w:
+            said.append(f"somebody else has set the power limit to {limit_w:g} W since; it stays so")
+        elif self.previous_w is not None:
+            said.append(f"the power limit is {self.previous_w:g} W again")
+        if self.clocks_locked:
+            again = "not locked any more" if self.previous_mhz is None else f"locked to {self.previous_mhz} MHz again"
+            said.append(f"the clocks are {again}")
+        return ", ".join(said)
 
 
 #: Drivers may round a limit that is set.
@@ -56,6 +71,11 @@ def is_ours(limit_w: float, ours_w: Iterable[float]) -> bool:
     (True, False)
     """
     return any(abs(limit_w - watts) <= _ROUNDED_W for watts in ours_w)
+
+
+def journal_folder(state_dir: Path) -> Path:
+    """Return where the journal and the locks are."""
+    return state_dir / "power"
 
 
 class Journal:
@@ -92,8 +112,11 @@ class Journal:
         path = self._path(uuid)
         try:
             entry = from_text(Entry, read_private(path))
-            if not all(0 < watts < math.inf for watts in (entry.previous_w, *entry.ours_w)):
-                raise ValueError("a limit is no number of watts")
+            told = (entry.previous_w, *entry.ours_w, entry.previous_mhz)
+            if not all(value is None or 0 < value < math.inf for value in told):
+                raise ValueError("a limit is no number of watts, or a clock none of MHz")
+            if entry.previous_w is None and not entry.clocks_locked:
+                raise ValueError("it has neither a power limit nor clocks to put back")
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -127,6 +127,27 @@ class NvmlDevice:
             raise self._error("read power", pynvml.NVMLError(field.nvmlReturn))
         return float(field.value.uiVal) / 1e3
 
+    def graphics_clocks_mhz(self) -> tuple[int, ...]:
+        """Return the graphics clocks that it can be locked to, greatest first, at the memory clock it trains at.
+
+        Raises:
+            NotSupported: it cannot be locked (GPUs before Volta), or does not tell its clocks.
+        """
+        if self._architecture() < pynvml.NVML_DEVICE_ARCH_VOLTA:
+            raise NotSupported(f"{self.model} cannot lock its clocks: GPUs from Volta on can")
+        told = "tell its clocks"
+        memory = max(self._call(told, pynvml.nvmlDeviceGetSupportedMemoryClocks), default=0)  # the one under load
+        clocks = self._call(told, pynvml.nvmlDeviceGetSupportedGraphicsClocks, memory)
+        if not clocks:
+            raise NotSupported(f"{self.model} ({self.uuid}) does not tell which clocks it has")
+        return tuple(sorted({int(mhz) for mhz in clocks}, reverse=True))
+
+    def clocks_mhz(self) -> tuple[int, int]:
+        """Return its graphics and memory clocks now."""
+        kinds = (pynvml.NVML_CLOCK_GRAPHICS, pynvml.NVML_CLOCK_MEM)
+        graphics, memory = (self._call("tell its clocks", pynvml.nvmlDeviceGetClockInfo, kind) for kind in kinds)
+        return int(graphics), int(memory)
+
     def lock_clocks_mhz(self, low: int, high: int) -> None:
         """Lock the graphics clocks to a range. It outlives the process: go through the power guard."""
         try:
@@ -155,9 +176,28 @@ class NvmlDevice:
         except NotSupported:
             return False
 
+    def pci_address(self) -> str:
+        """Return its address as `lspci -D` writes it, the same in every container; empty where the driver is silent."""
+        try:
+            told = self._call("tell its PCI address", pynvml.nvmlDeviceGetPciInfo).busId
+        except NotSupported:
+            return ""
+        domain, _, rest = str(told.decode() if isinstance(told, bytes) else told).lower().partition(":")
+        return f"{int(domain, 16):04x}:{rest}"
+
+    def count(self) -> int:
+        """Return how many GPUs this process sees."""
+        return int(pynvml.nvmlDeviceGetCount())
+
     def process_ids(self) -> tuple[int, ...]:
         """Return the processes that compute on it, by the host's numbers: in a container they are not ours."""
         return tuple(p.pid for p in self._call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses))
+
+    def _architecture(self) -> int:
+        try:
+            return int(self._call("tell its architecture", pynvml.nvmlDeviceGetArchitecture))
+        except NotSupported:  # drivers that do not tell know newer GPUs only
+            return int(pynvml.NVML_DEVICE_ARCH_VOLTA)
 
     def _has_instant_power(self) -> bool:
         try:

@@ -8,18 +8,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import ConfigError, DeviceError, NoDevice, NotSupported
 from zeus_flows.gpu.address import ZeusdAddress
+from zeus_flows.gpu.control import control_of
 from zeus_flows.gpu.device import Clock, Device
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot, journal_folder, restore_power
+from zeus_flows.gpu.guard import NO_PERMISSION, Obstacle, PowerGuard, WhyNot
+from zeus_flows.gpu.journal import journal_folder
 from zeus_flows.gpu.meter import Counter, DeviceCounter, Meter, SampledCounter, Sampler, update_period_s
 from zeus_flows.gpu.power_control import PowerControl
+from zeus_flows.gpu.putting_back import restore_power
 from zeus_flows.gpu.simulated import CHIPS, SimulatedDevice, SimulatedWork, VirtualClock, Workload
 from zeus_flows.gpu.visible import visible_gpus
 from zeus_flows.gpu.watch import Watch
@@ -51,10 +55,12 @@ def open_gpus(
     shared: bool = False,
     count: int | None = None,
     zeusd: ZeusdAddress | None = None,
+    knob: Knob = Knob.POWER_LIMIT,
+    locked_before_mhz: int | None = None,
 ) -> Gpus:
-    """Return the GPUs of one job; use them in a `with` statement, which restores their power limits.
+    """Return the GPUs of one job; use them in a `with` statement, which restores their power limits and clocks.
 
-    Power limits that a killed process left on this machine are put back first.
+    What a killed process left on this machine is put back first.
 
     Args:
         device: `auto`, `nvml`, `zeusd`, or a simulated one such as `simulated-v100`.
@@ -66,13 +72,16 @@ def open_gpus(
         shared: The GPU is shared (MPS, time slicing): set no limits and trust no joules. MIG is noticed.
         count: The job's world size. None: every GPU that `visible` names; the first one where it is not set.
         zeusd: Where the Zeus daemon is, for `zeusd`, and for `auto` where this process may not set limits.
+        knob: What the job turns.
+        locked_before_mhz: What somebody has locked the graphics clocks to; None: they are not locked.
 
     Raises:
         NoDevice: there is no such GPU here; the text says what to type.
         ConfigError: `device` or `visible` names what does not exist.
     """
     if device in ("auto", "nvml", "zeusd"):
-        return _open_real(device, state_dir, visible, shared, count, zeusd or ZeusdAddress())
+        opener = _Opener(state_dir, visible, count, knob, locked_before_mhz)
+        return opener.open(device, shared=shared, zeusd=zeusd or ZeusdAddress())
     kind = device.removeprefix("simulated-")
     if device not in SIMULATED:
         raise ConfigError(f"there is no device {device!r}; there are auto, nvml, zeusd, {', '.join(SIMULATED)}")
@@ -81,13 +90,21 @@ def open_gpus(
     work = SimulatedWork(
         devices, clock, workload or Workload(), batch_size=batch_size, samples_per_epoch=samples_per_epoch
     )
-    return group_of_simulated(devices, clock, work=work, shared=shared)
+    return group_of_simulated(devices, clock, work=work, shared=shared, knob=knob, locked_before_mhz=locked_before_mhz)
 
 
 def group_of_simulated(
-    devices: Sequence[SimulatedDevice], clock: VirtualClock, *, work: SimulatedWork | None = None, shared: bool = False
+    devices: Sequence[SimulatedDevice],
+    clock: VirtualClock,
+    *,
+    work: SimulatedWork | None = None,
+    shared: bool = False,
+    knob: Knob = Knob.POWER_LIMIT,
+    locked_before_mhz: int | None = None,
 ) -> Gpus:
     """Return simulated GPUs as one group."""
+    guard = PowerGuard(devices, folder=None, locked_before_mhz=locked_before_mhz)
+    power = PowerControl(devices, guard, SHARED.text if shared else "")
     return Gpus(
         devices,
         meter=Meter(
@@ -95,7 +112,8 @@ def group_of_simulated(
             [] if shared else [device.power_limit_range_w()[1] for device in devices],
             clock,
         ),
-        power=PowerControl(devices, PowerGuard(devices, folder=None), SHARED.text if shared else ""),
+        power=power,
+        control=control_of(knob, power, devices, locked_before_mhz=locked_before_mhz),
         clock=clock,
         energy_source=EnergySource.NONE if shared else EnergySource.SIMULATED,
         sensor="none" if shared else "model",
@@ -104,12 +122,14 @@ def group_of_simulated(
 
 
 def untunable(gpus: Gpus) -> str:
-    """Return why no power limit can be tuned, or none be judged, in a word or two; empty where it can."""
-    why_not = gpus.power.why_not
+    """Return why no setting can be tuned, or none be judged, in a word or two; empty where it can."""
+    why_not = gpus.control.why_not
     for known, word in ((SLICED, "MIG"), (SHARED, "shared"), (NO_PERMISSION, "no permission")):
         if why_not.startswith(known.text):
             return word
-    if not gpus.power.can_set:
+    if gpus.control.knob is Knob.CLOCKS and not gpus.control.has_settings:
+        return "no clocks"
+    if not gpus.control.can_set:
         return "other"
     return "no sensor" if gpus.sensor == "none" else ""
 
@@ -133,6 +153,8 @@ def group_of_real(
     watch_s: float | None = 2.0,
     synchronize: Callable[[], None] | None = synchronize_cuda,
     on_close: Sequence[Callable[[], None]] = (),
+    knob: Knob = Knob.POWER_LIMIT,
+    locked_before_mhz: int | None = None,
 ) -> Gpus:
     """Return real GPUs as one group, measured by their counters or, where those do not count, by sampling."""
     counters: list[Counter] = []
@@ -141,10 +163,12 @@ def group_of_real(
         counters, sampler, sensor = _counters(devices, clock, sleep)
         if sampler is not None:
             cleanup.append(sampler.close)
+    power = PowerControl(devices, guard, why_not.text if why_not is not None else "")
     return Gpus(
         devices,
         meter=Meter(counters, [device.power_limit_range_w()[1] for device in devices[: len(counters)]], clock),
-        power=PowerControl(devices, guard, why_not.text if why_not is not None else ""),
+        power=power,
+        control=control_of(knob, power, devices, locked_before_mhz=locked_before_mhz),
         clock=clock,
         energy_source=devices[0].energy_source if counters else EnergySource.NONE,
         sensor=sensor,
@@ -179,42 +203,66 @@ def pick_gpus(nvml: Nvml, visible: str | None, count: int | None) -> tuple[tuple
     return picked, sliced or any(device.mig() for device in picked)
 
 
-def _open_real(
-    device: str, state_dir: Path, visible: str | None, shared: bool, count: int | None, zeusd: ZeusdAddress
-) -> Gpus:
-    from zeus_flows.gpu.nvml import Nvml
+@dataclass(frozen=True, slots=True)
+class _Opener:
+    """How real GPUs are opened: which, and to turn which knob."""
 
-    try:
-        nvml = Nvml()
-    except NoDevice as error:
-        raise NoDevice(NO_GPU.format(why=error)) from error
-    with ExitStack() as opened:
-        opened.callback(nvml.close)
+    state_dir: Path
+    visible: str | None
+    count: int | None
+    knob: Knob
+    locked_before_mhz: int | None
+
+    def open(self, device: str, *, shared: bool, zeusd: ZeusdAddress) -> Gpus:
+        """Return the GPUs as one group."""
+        from zeus_flows.gpu.nvml import Nvml
+
         try:
-            devices, sliced = pick_gpus(nvml, visible, count)
+            nvml = Nvml()
         except NoDevice as error:
             raise NoDevice(NO_GPU.format(why=error)) from error
-        shared = shared or sliced
-        if device == "zeusd":
-            devices = _through_zeusd(devices, zeusd)
-        guard = PowerGuard(devices, journal_folder(state_dir))
-        opened.callback(guard.release)
-        why_not = SLICED if sliced else SHARED if shared else guard.acquire()
-        denied = why_not is not None and why_not.obstacle is Obstacle.PERMISSION
-        if denied and device == "auto" and zeusd.likely():
+        with ExitStack() as opened:
+            opened.callback(nvml.close)
             try:
+                devices, sliced = pick_gpus(nvml, self.visible, self.count)
+            except NoDevice as error:
+                raise NoDevice(NO_GPU.format(why=error)) from error
+            shared = shared or sliced
+            if device == "zeusd":
                 devices = _through_zeusd(devices, zeusd)
-                guard = PowerGuard(devices, journal_folder(state_dir))
-                opened.callback(guard.release)
-                why_not = guard.acquire()
-            except DeviceError as error:
-                why_not = replace(NO_PERMISSION, text=f"{NO_PERMISSION.text} ({error})")
-        if why_not is not None:
-            _warn_once(f"power limits stay as they are, measuring only: {why_not.text}")
-        _restore_others(state_dir, nvml, devices)
-        gpus = group_of_real(devices, guard=guard, why_not=why_not, shared=shared, on_close=[nvml.close])
-        opened.pop_all()
-        return gpus
+            guard = self._guard(devices, opened)
+            why_not = SLICED if sliced else SHARED if shared else self._acquire(guard)
+            denied = why_not is not None and why_not.obstacle is Obstacle.PERMISSION
+            if denied and device == "auto" and zeusd.likely():
+                try:
+                    devices = _through_zeusd(devices, zeusd)
+                    guard = self._guard(devices, opened)
+                    why_not = self._acquire(guard)
+                except DeviceError as error:
+                    why_not = replace(NO_PERMISSION, text=f"{NO_PERMISSION.text} ({error})")
+            _restore_others(self.state_dir, nvml, devices)
+            gpus = group_of_real(
+                devices,
+                guard=guard,
+                why_not=why_not,
+                shared=shared,
+                on_close=[nvml.close],
+                knob=self.knob,
+                locked_before_mhz=self.locked_before_mhz,
+            )
+            if not gpus.control.can_set:
+                held = "power limits stay" if self.knob is Knob.POWER_LIMIT else "clocks stay"
+                _warn_once(f"{held} as they are, measuring only: {gpus.control.why_not}")
+            opened.pop_all()
+            return gpus
+
+    def _guard(self, devices: Sequence[NvmlDevice], opened: ExitStack) -> PowerGuard:
+        guard = PowerGuard(devices, journal_folder(self.state_dir), locked_before_mhz=self.locked_before_mhz)
+        opened.callback(guard.release)
+        return guard
+
+    def _acquire(self, guard: PowerGuard) -> WhyNot | None:
+        return guard.acquire(limits=self.knob is Knob.POWER_LIMIT)
 
 
 def _through_zeusd(devices: Sequence[NvmlDevice], address: ZeusdAddress) -> tuple[NvmlDevice, ...]:

@@ -49,6 +49,11 @@ class PowerControl:
         self._devices = tuple(devices)
         self._guard = guard
 
+    @property
+    def changed(self) -> bool:
+        """Whether limits or clocks are to be put back."""
+        return self._guard.changed
+
     def limit_w(self) -> float:
         """Return the power limit in force, per GPU (the least, where they differ); notice where it is not as expected.
 

@@ -65,6 +65,8 @@ class Chip:
         voltage_rise: sv: voltage at full clock is 1 + sv times that at the knee.
         slowest: fmin: the relative clock below which it never falls, even where a limit asks for it.
         clocks_mhz: The least and the greatest graphics clock.
+        memory_mhz: The memory clock.
+        locks_clocks: Whether it can be locked to a clock, as GPUs from Volta on can.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Chip:
     voltage_rise: float
     slowest: float
     clocks_mhz: tuple[int, int]
+    memory_mhz: int
+    locks_clocks: bool = True
 
     def dynamic(self, f: float) -> float:
         """Return g(f): dynamic power at relative clock `f`, as a share of that at full clock."""
@@ -119,11 +123,14 @@ class Chip:
 #: Mean errors against the traces in time and power, per cent: V100 1.6 and 1.6, A40 2.3 and 2.1, P100 1.4 and 1.5,
 #: RTX 6000 1.9 and 1.0.
 CHIPS = {
-    "v100": Chip("Simulated V100", (100.0, 250.0), 34.16, 77.03, 0.4116, 0.5382, 0.3612, (135, 1380)),
-    "a40": Chip("Simulated A40", (100.0, 300.0), 79.39, 88.79, 0.719, 0.7577, 0.1721, (210, 1740)),
-    "p100": Chip("Simulated P100", (125.0, 250.0), 32.79, 91.42, 0.4708, 0.9323, 0.3128, (544, 1328)),
-    "rtx6000": Chip("Simulated RTX 6000", (100.0, 260.0), 52.38, 76.15, 0.7107, 0.487, 0.3265, (300, 2100)),
+    "v100": Chip("Simulated V100", (100.0, 250.0), 34.16, 77.03, 0.4116, 0.5382, 0.3612, (135, 1380), 877),
+    "a40": Chip("Simulated A40", (100.0, 300.0), 79.39, 88.79, 0.719, 0.7577, 0.1721, (210, 1740), 7251),
+    "p100": Chip("Simulated P100", (125.0, 250.0), 32.79, 91.42, 0.4708, 0.9323, 0.3128, (544, 1328), 715, False),
+    "rtx6000": Chip("Simulated RTX 6000", (100.0, 260.0), 52.38, 76.15, 0.7107, 0.487, 0.3265, (300, 2100), 7001),
 }
+
+#: Clocks that GPUs can be locked to are so far apart, or half as far.
+CLOCK_STEP_MHZ = 15
 
 #: An evaluation takes this share of an epoch's seconds with very large batches, unless the job says otherwise.
 EVALUATION = 0.1
@@ -245,10 +252,22 @@ class SimulatedDevice:
         self._idle_until_now()
         return self._power_w
 
+    def graphics_clocks_mhz(self) -> tuple[int, ...]:
+        """Return the graphics clocks that it can be locked to, greatest first."""
+        if not self.chip.locks_clocks:
+            raise NotSupported(f"{self.model} cannot lock its clocks: GPUs from Volta on can")
+        least, greatest = self.chip.clocks_mhz
+        return tuple(range(greatest, least - 1, -CLOCK_STEP_MHZ))
+
+    def clocks_mhz(self) -> tuple[int, int]:
+        """Return its graphics and memory clocks now."""
+        f = self._ceiling if self._load is None else self.chip.clock_at(self._load, self._limit_w, self._ceiling)
+        return round(f * self.chip.clocks_mhz[1]), self.chip.memory_mhz
+
     def lock_clocks_mhz(self, low: int, high: int) -> None:
         """Lock the graphics clocks to a range."""
         least, greatest = self.chip.clocks_mhz
-        if low > high or high < least:
+        if not self.chip.locks_clocks or low > high or high < least:
             raise NotSupported(f"{self.model} has graphics clocks from {least} to {greatest} MHz, not {low} to {high}")
         self._ceiling = min(1.0, high / greatest)
         self._epoch = None

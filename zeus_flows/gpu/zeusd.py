@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 
 from zeus_flows.errors import DeviceError, LimitOutOfRange, NoDevice, NotSupported, PowerPermissionError
 from zeus_flows.gpu.address import ZeusdAddress
-from zeus_flows.gpu.device import Device
 from zeus_flows.gpu.nvml import NvmlDevice
 
 _TIMEOUT_S = 5.0
@@ -34,6 +33,8 @@ class Zeusd:
         self.address = address
         answer = self._ask("GET", "/discover")
         self.gpus = {int(gpu["id"]): str(gpu["name"]) for gpu in answer["gpus"]}
+        told = {str(gpu.get("pci_address", "")).lower(): int(gpu["id"]) for gpu in answer["gpus"]}
+        self.by_address = {address: gpu for address, gpu in told.items() if address}
         self.can_control = "gpu-control" in answer["enabled_api_groups"]
 
     def set_power_limit_mw(self, gpu: int, milliwatts: int) -> None:
@@ -56,26 +57,35 @@ class Zeusd:
         answer = self._ask("GET", "/gpu/get_cumulative_energy", gpu_ids=ids)
         return {int(gpu): int(value["energy_mj"]) for gpu, value in answer.items()}
 
-    def number_of(self, device: Device) -> int:
-        """Return the daemon's number of a GPU.
+    def number_of(self, device: NvmlDevice) -> int:
+        """Return the daemon's number of a GPU: in a container NVML may number GPUs differently.
 
-        In a container NVML may number GPUs differently. Their energy counters tell them apart: no two stand
-        at the same joule.
+        They are told apart by their addresses. Older daemons tell none; then model and energy counter have to do, and
+        where those fit several, the number that NVML gives, if it sees as many GPUs as the daemon does.
 
         Raises:
-            NoDevice: the daemon does not have that GPU.
+            NoDevice: the daemon does not have that GPU, or it cannot be told which one it is.
         """
+        address = device.pci_address()
+        if address and self.by_address:
+            found = [self.by_address[address]] if address in self.by_address else []
+        else:
+            found = self._alike(device)
+        if len(found) == 1:
+            return found[0]
+        if device.index in found and device.count() == len(self.gpus):
+            return device.index
+        why = f"cannot tell which of {len(found)} GPUs is" if found else "does not know"
+        raise NoDevice(f"zeusd at {self.address} {why} {device.model} ({device.uuid})")
+
+    def _alike(self, device: NvmlDevice) -> list[int]:
+        """Return the GPUs of a device's model whose energy counters stand where its own does."""
         named = [gpu for gpu, name in self.gpus.items() if name == device.model]
         try:
             here_j, there = device.energy_j(), self.energy_mj()
-            named = [gpu for gpu in named if abs(there[gpu] / 1e3 - here_j) < _SAME_COUNTER_J]
         except NotSupported:
-            named = [gpu for gpu in named if gpu == device.index]
-        if device.index in named:
-            return device.index
-        if len(named) == 1:
-            return named[0]
-        raise NoDevice(f"zeusd at {self.address} does not know {device.model} ({device.uuid})")
+            return named
+        return [gpu for gpu in named if abs(there[gpu] / 1e3 - here_j) < _SAME_COUNTER_J]
 
     def _ask(self, method: str, path: str, **query: object) -> Any:
         connection = _connect(self.address)

@@ -20,9 +20,11 @@ from zeus_flows.experiments.capriccio.lock import alone
 from zeus_flows.experiments.capriccio.report import Report, Science
 from zeus_flows.experiments.capriccio.results import SliceOutcome
 from zeus_flows.experiments.capriccio.slices import Slice
+from zeus_flows.experiments.fan_out import FanOut, in_turn
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.masking import mask_logs
 from zeus_flows.orchestration.capriccio_view import ExperimentView, Silent
+from zeus_flows.orchestration.fan_out import shared_out
 from zeus_flows.orchestration.prefect_runs import page_of
 from zeus_flows.reporting.links import run_url
 from zeus_flows.settings import Settings, public_uri, read_settings
@@ -43,7 +45,11 @@ class Summary:
 
 @flow(name="capriccio", validate_parameters=True)
 def capriccio(
-    experiment_file: str, data: str | None = None, tracking_uri: str | None = None, out: str | None = None
+    experiment_file: str,
+    data: str | None = None,
+    tracking_uri: str | None = None,
+    out: str | None = None,
+    runner: str | None = None,
 ) -> Summary:
     """Run an experiment from where it stands: one recurrence per slice and policy, then the report.
 
@@ -52,14 +58,21 @@ def capriccio(
         data: Path of the data, whatever the experiment file says.
         tracking_uri: Where MLflow runs go, whatever the experiment file says.
         out: Folder for figures and report; `<name>-report` in the working directory by default.
+        runner: Who trains batch sizes and seeds and replays contenders, as `zeus_flows.orchestration.fan_out` has it.
     """
-    return run(experiment_file, data, tracking_uri, out, Silent())
+    fan_out = None if runner is None else shared_out(runner)
+    return run(experiment_file, data, tracking_uri, out, Silent(), fan_out)
 
 
 def run(
-    experiment_file: str, data: str | None, tracking_uri: str | None, out: str | None, view: ExperimentView
+    experiment_file: str,
+    data: str | None,
+    tracking_uri: str | None,
+    out: str | None,
+    view: ExperimentView,
+    fan_out: FanOut | None = None,
 ) -> Summary:
-    """Run the experiment inside a flow run, shown by `view`.
+    """Run the experiment inside a flow run, shown by `view`; `fan_out` does what can be done in pieces.
 
     Raises:
         ConfigError: another process is running it.
@@ -81,13 +94,20 @@ def run(
             )
             view.opened(experiment)
             folder = Path(out) if out else Path.cwd() / f"{file.name}-report"
-            return _run(experiment, lease, settings, folder, view)
+            return _run(experiment, lease, settings, folder, view, fan_out)
 
 
-def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path, view: ExperimentView) -> Summary:
+def _run(
+    experiment: Experiment,
+    lease: Lease,
+    settings: Settings,
+    folder: Path,
+    view: ExperimentView,
+    fan_out: FanOut | None,
+) -> Summary:
     file = experiment.file
     if file.simulated and file.science.replays:
-        _train(experiment, view.training("every batch size on every slice"))
+        _train(experiment, view.training("every batch size on every slice"), fan_out)
     context = {
         names.PREFECT_FLOW_RUN_ID: str(runtime.flow_run.id),
         names.PREFECT_FLOW_RUN_NAME: str(runtime.flow_run.name),
@@ -97,8 +117,8 @@ def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path,
         lease.check()
         outcomes = _slice.with_options(task_run_name=f"slice-{part.number}-{part.day}")(experiment, part, context)
         view.slice(part, outcomes)
-    placebo = _placebo(experiment, settings, view.training("the placebo: time shuffled"))
-    science = _examine(experiment, placebo, view.say)
+    placebo = _placebo(experiment, settings, view.training("the placebo: time shuffled"), fan_out)
+    science = _examine(experiment, placebo, view.say, fan_out or in_turn)
     written = _report(experiment, science, folder)
     _artifacts(experiment, written, folder)
     return Summary(
@@ -107,8 +127,8 @@ def _run(experiment: Experiment, lease: Lease, settings: Settings, folder: Path,
 
 
 @task(name="train", cache_policy=NO_CACHE)
-def _train(experiment: Experiment, progress: Callable[[int, int], None]) -> None:
-    experiment.curves.fill(progress)
+def _train(experiment: Experiment, progress: Callable[[int, int], None], fan_out: FanOut | None) -> None:
+    experiment.curves.fill(progress, fan_out)
 
 
 @task(name="slice", cache_policy=NO_CACHE)
@@ -117,13 +137,17 @@ def _slice(experiment: Experiment, part: Slice, context: dict[str, str]) -> dict
 
 
 @task(name="placebo", cache_policy=NO_CACHE)
-def _placebo(experiment: Experiment, settings: Settings, progress: Callable[[int, int], None]) -> Curves | None:
-    return stages.placebo_curves(experiment, settings, progress)
+def _placebo(
+    experiment: Experiment, settings: Settings, progress: Callable[[int, int], None], fan_out: FanOut | None
+) -> Curves | None:
+    return stages.placebo_curves(experiment, settings, progress, fan_out)
 
 
 @task(name="examine", cache_policy=NO_CACHE)
-def _examine(experiment: Experiment, placebo: Curves | None, say: Callable[[str], None]) -> Science | None:
-    return stages.examine(experiment, placebo, say)
+def _examine(
+    experiment: Experiment, placebo: Curves | None, say: Callable[[str], None], fan_out: FanOut
+) -> Science | None:
+    return stages.examine(experiment, placebo, say, fan_out)
 
 
 @task(name="report", cache_policy=NO_CACHE)

@@ -8,9 +8,9 @@ from pathlib import Path
 from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_table_artifact
 
-from zeus_flows.experiments.cluster.comparing import FanOut
 from zeus_flows.experiments.cluster.recorded_run import record
 from zeus_flows.experiments.cluster.request import ClusterRequest, ClusterResult, answer, write_files
+from zeus_flows.experiments.fan_out import FanOut
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.masking import mask_logs

@@ -12,7 +12,8 @@ import yaml
 
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.file import load_experiment
-from zeus_flows.job_file import SimulatedGpu, load_job
+from zeus_flows.job_file import load_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.masking import without_secrets
 from zeus_flows.orchestration.pinned import digest_of
 from zeus_flows.orchestration.slots import TAG

@@ -17,8 +17,10 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTag
 from prefect.client.schemas.responses import DeploymentResponse
 
 from zeus_flows.core.job import Mode
-from zeus_flows.job_file import SimulatedGpu, parse_job
+from zeus_flows.job_file import parse_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.orchestration.pinned import PinnedFile, pinned_parameters
+from zeus_flows.orchestration.relay import outliving_the_worker
 from zeus_flows.orchestration.run_names import due_name
 from zeus_flows.orchestration.slots import TAG, kept, reap
 from zeus_flows.orchestration.superseding import end_superseded, superseded
@@ -69,7 +71,7 @@ def recurrence(
     if (state := superseded()) is not None:  # Prefect keeps the state, and nothing has run
         return cast("Recurrence", state)
     counts = pinned_parameters(stated, free=("seed", "mode"))
-    with kept(), contextlib.chdir(counts["folder"] or "."):
+    with outliving_the_worker(), kept(), contextlib.chdir(counts["folder"] or "."):
         file = PinnedFile(Path(counts["job_file"]), counts["digest"], f"zeus-flows deploy {counts['job_file']}")
         job = parse_job(file.read(), source=counts["job_file"]).overridden(
             simulate=counts["simulate"], seed=counts["seed"]
@@ -100,7 +102,7 @@ def capriccio(
     if (state := superseded()) is not None:
         return cast("Summary", state)
     counts = pinned_parameters(stated, free=())
-    with kept(), contextlib.chdir(counts["folder"] or "."):
+    with outliving_the_worker(), kept(), contextlib.chdir(counts["folder"] or "."):
         path = counts["experiment_file"]
         PinnedFile(Path(path), counts["digest"], f"zeus-flows deploy {path}").read()
         from zeus_flows.orchestration.capriccio_flow import run

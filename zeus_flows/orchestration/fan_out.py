@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from zeus_flows.errors import ConfigError
-
-T = TypeVar("T")
-R = TypeVar("R")
+from zeus_flows.experiments.fan_out import FanOut, R, T
 
 
-def shared_out(runner: str) -> Callable[[Callable[[T], R], Sequence[T]], list[R]]:
+def shared_out(runner: str) -> FanOut:
     """Return a function that does a piece of work for each item, each in a task, and returns results in their order.
 
     Args:
@@ -30,11 +28,16 @@ def shared_out(runner: str) -> Callable[[Callable[[T], R], Sequence[T]], list[R]
     """
     chosen = _task_runner(runner)
 
-    def fan_out(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def fan_out(work: Callable[[T], R], items: Sequence[T], told: Callable[[T, R], None] | None = None) -> list[R]:
         @flow(name="fan-out", task_runner=chosen)
         def sweep() -> list[R]:
             pieces = [_piece.submit(_Work(work, item)) for item in items]
-            return [piece.result() for piece in pieces]
+            results = list[R]()
+            for item, piece in zip(items, pieces, strict=True):
+                results.append(piece.result())
+                if told is not None:
+                    told(item, results[-1])
+            return results
 
         return sweep()
 

@@ -36,6 +36,11 @@ class JanitorChange:
     automation: Automation | None
 
     @property
+    def runs_in(self) -> str:
+        """The pool that it runs in."""
+        return str(self.deployment.wanted["work pool"])
+
+    @property
     def kind(self) -> str:
         """`create`, `update` or `unchanged`."""
         if self.deployment.there is None or self.automation is None:
@@ -45,14 +50,21 @@ class JanitorChange:
         return "unchanged" if same else "update"
 
 
-def plan_janitor(client: SyncPrefectClient, pool: str) -> JanitorChange:
-    """Return what is to be done so that a pool has its janitor."""
+def plan_janitor(client: SyncPrefectClient, pool: str, *, runs_in: str | None = None) -> JanitorChange:
+    """Return what is to be done so that a pool has its janitor.
+
+    Args:
+        client: Of Prefect's API.
+        pool: Whose runs it looks after.
+        runs_in: The pool that it runs in, where runs of the other would ask for a GPU; None: as it is, or the same.
+    """
     about = (
         "Closes runs of zeus_flows that have died, so that others get their slots, and ends those that wait behind a "
         "newer one. An automation starts it where a run has to wait. Made by `zeus-flows deploy`."
     )
     janitor = Deployable(Path(), "janitor", pool, {}, (), None, (TAG,), about)
-    there = plan(client, janitor, DeploymentWishes(pool=pool))
+    found_there = plan(client, janitor, DeploymentWishes()).found or {}
+    there = plan(client, janitor, DeploymentWishes(pool=runs_in or found_there.get("work pool") or pool))
     found = client.read_automations_by_name(_name(pool))
     return JanitorChange(pool, there, found[0] if found else None)
 

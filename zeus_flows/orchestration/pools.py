@@ -30,11 +30,18 @@ class PoolChange:
         name: Which.
         change: `create`, `lock`, or `unchanged`.
         open_to_callers: What a caller of a run may replace as the pool is now.
+        type: Of its workers.
     """
 
     name: str
     change: str
     open_to_callers: tuple[str, ...] = ()
+    type: str = "process"
+
+    @property
+    def worker_command(self) -> str:
+        """What starts a worker: a process worker without a limit would train all that is due at once."""
+        return f"prefect worker start --pool {self.name}" + (" --limit 1" if self.type == "process" else "")
 
 
 def process_template() -> dict[str, Any]:
@@ -53,7 +60,7 @@ def plan_pool(client: SyncPrefectClient, name: str, *, lock: bool) -> PoolChange
     exposed = open_variables(pool.base_job_template)
     if lock and exposed and pool.type != "process":
         raise ConfigError(f"--lock-pool is for process pools, and {name} is of the type {pool.type}")
-    return PoolChange(name, "lock" if lock and exposed else "unchanged", exposed)
+    return PoolChange(name, "lock" if lock and exposed else "unchanged", exposed, pool.type)
 
 
 def apply_pool(client: SyncPrefectClient, change: PoolChange) -> None:

@@ -13,7 +13,8 @@ from prefect.states import Completed
 from zeus_flows.core.job import Mode
 from zeus_flows.core.rollout import in_force, lowered, why_in_force
 from zeus_flows.errors import TargetNeverReached
-from zeus_flows.job_file import JobFile, SimulatedGpu, load_job
+from zeus_flows.job_file import JobFile, load_job
+from zeus_flows.job_sections.gpu_section import SimulatedGpu
 from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.open_ledger import open_durable
 from zeus_flows.masking import mask_logs

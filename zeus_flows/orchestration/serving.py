@@ -34,7 +34,8 @@ def refuse_pools(changes: Sequence[DeploymentChange]) -> None:
             name = change.deployable.full_name
             raise ConfigError(
                 f"{name} is deployed to the work pool {pool}, whose workers run it\n"
-                f"  type `prefect worker start --pool {pool}`, or `prefect deployment delete {name}` and this again"
+                f"  type `prefect worker start --pool {pool} --limit 1`, or "
+                f"`prefect deployment delete {name}` and this again"
             )
 
 

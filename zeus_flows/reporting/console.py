@@ -21,7 +21,7 @@ from zeus_flows.ledger.mlflow.attempts import Progress as AttemptsRead
 from zeus_flows.ledger.mlflow.attempts import untold
 from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table
-from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds
+from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds, setting_text
 
 _COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 7))
 _WIDE = 120
@@ -80,7 +80,7 @@ class RunView:
         self._show(
             str(done.number),
             "→".join(in_parts(observation) for _, observation in done.attempts),
-            "" if last.power_limit_w is None else f"{last.power_limit_w:.0f} W",
+            setting_text(last.setting, last.knob),
             "" if self._in_seconds else joules(done.energy_j + done.host_energy_j),
             seconds(done.time_s),
             cost_text(self._job, done.cost_j(self._job)),

@@ -99,9 +99,13 @@ def read_drift(job_file: JobFile, tracking_uri: str, *, most: int | None = NEWES
     opened = open_recorded(job_file, tracking_uri)
     if opened is None:
         return DriftHistory(job_file.core())
-    job, ledger = opened
+    return drift_of(*opened, most=most)
+
+
+def drift_of(job: Job, ledger: MlflowLedger, state: State | None = None, *, most: int | None = NEWEST) -> DriftHistory:
+    """Return a ledger's newest drift windows, or all of them; `state` is its fold, where that was read before."""
     found = ledger.layout.newest_windows(most)
-    state = ledger.state()
+    state = ledger.state() if state is None else state
     arms = beliefs(job, state) if state.observations else ()
     best = best_arm(arms)
     cost = next((arm.expected_cost_j for arm in arms if arm.batch_size == best), None)
@@ -126,8 +130,8 @@ def show_drift(console: Console, history: DriftHistory) -> None:
     for run in history.runs:
         table.add_row(
             f"{run.number}{' (open)' if run.is_open else ''}",
-            _span(run),
-            _OPENED_BY.get(run.opened_by, run.opened_by),
+            span_text(run),
+            opened_by(run),
             run.best_batch_size,
             run.run_id,
         )
@@ -239,7 +243,13 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _span(run: WindowRun) -> str:
+def opened_by(run: WindowRun) -> str:
+    """Return what opened a window, in words."""
+    return _OPENED_BY.get(run.opened_by, run.opened_by)
+
+
+def span_text(run: WindowRun) -> str:
+    """Return a window's recurrences."""
     if run.last is None:
         return "none yet"
     return f"{run.first} to {run.last}" if run.last > run.first else str(run.first)

@@ -22,7 +22,7 @@ from zeus_flows.core.text import one_line
 from zeus_flows.errors import ConfigError
 from zeus_flows.ledger.mlflow.attempts import Progress, untold
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
-from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds
+from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds, setting_text
 
 _CHART: Final = 26  # columns of the chart
 _NINE_IN_TEN: Final = 1.645
@@ -210,12 +210,12 @@ def _limit(attempt: ExplainedAttempt) -> str:
     decided, seen = attempt.told.decided, attempt.observation
     if not decided.tune_power:
         return "left as it was" + (": a control run" if decided.control else f": the mode is {attempt.job.mode}")
-    if decided.power_limit_w is not None:
-        return f"{decided.power_limit_w:g} W, as the policy has it"
-    if seen is None or seen.power_limit_w is None:
+    if decided.setting is not None:
+        return f"{setting_text(decided.setting, decided.knob)}, as the policy has it"
+    if seen is None or seen.setting is None:
         return "none was settled on"
     by = _BY.get(attempt.job.selector, "is best by its profile")
-    return f"{seen.power_limit_w:g} W, the one that {by} at this batch size"
+    return f"{setting_text(seen.setting, seen.knob)}, the one that {by} at this batch size"
 
 
 def _changes(attempt: ExplainedAttempt) -> Iterator[str]:

@@ -156,8 +156,9 @@ def best_text(job: JobSummary) -> str:
     newest = job.newest
     if job.best_batch_size is None:
         return _UNKNOWN
-    limit = newest.power_limit_w if newest is not None and newest.batch_size == job.best_batch_size else None
-    return str(job.best_batch_size) + (f"@{limit:.0f}W" if limit is not None else "")
+    if newest is None or newest.setting is None or newest.batch_size != job.best_batch_size:
+        return str(job.best_batch_size)
+    return f"{job.best_batch_size}@{newest.setting:.0f}{newest.knob.unit}"
 
 
 def share_text(saved: SavedSoFar | None) -> str:

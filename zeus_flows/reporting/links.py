@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from zeus_flows.ledger.mlflow import names
-from zeus_flows.ledger.mlflow.names import RunKind
-from zeus_flows.ledger.mlflow.query import having
+from zeus_flows.ledger.mlflow.views import SavedView
 from zeus_flows.masking import without_secrets
 from zeus_flows.settings import workspace
 
@@ -37,12 +36,21 @@ def experiment_url(tracking_uri: str, experiment_id: str) -> str:
     return f"{base}/#/experiments/{experiment_id}"
 
 
-def series_url(tracking_uri: str, experiment_id: str) -> str:
-    """Return the address of the charts over recurrences: the drift windows' runs, drawn as lines."""
-    only_windows = quote(having({names.KIND: RunKind.DRIFT_WINDOW}))
-    within = f"&{_workspace(tracking_uri)}" if _workspace(tracking_uri) else ""
-    page = f"{experiment_url(tracking_uri, experiment_id)}/runs"
-    return f"{page}?searchFilter={only_windows}&compareRunsMode=CHART{within}"
+def view_url(tracking_uri: str, experiment_id: str, views: Sequence[SavedView]) -> str:
+    """Return the address of the first of the views that are installed; of the runs where none is.
+
+    MLflow leads elsewhere, and does not say so, where an address names a view that is not there.
+
+    >>> from zeus_flows.ledger.mlflow.views import all_views
+    >>> view_url("sqlite:///mlflow.db", "1", all_views(joules=True))
+    'http://127.0.0.1:5000/#/experiments/1/runs?viewStateShareKey=zf-recurrences'
+    >>> view_url("https://mlflow.example", "1", ())
+    'https://mlflow.example/#/experiments/1/runs'
+    """
+    base, within = experiment_url(tracking_uri, experiment_id), _workspace(tracking_uri)
+    if not views:
+        return f"{base}/runs" + (f"?{within}" if within else "")
+    return base.partition("#")[0] + views[0].address(experiment_id) + (f"&{within}" if within else "")
 
 
 def ui_command(tracking_uri: str) -> str | None:

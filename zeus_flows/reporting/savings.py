@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from rich.table import Table
 
 from zeus_flows.core.job import Mode
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import EnergySource
 from zeus_flows.core.savings import LEARNING, Amount, Baseline, Compared, Line, Savings, Tally
-from zeus_flows.reporting.text import joules, seconds
+from zeus_flows.reporting.text import joules, seconds, setting_text
 
 _JOULES = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"))
 _SECONDS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -140,16 +141,17 @@ def _title(saved: Savings) -> str:
 
 
 def _short(default: Baseline) -> str:
-    return f"batch size {default.batch_size}" + (f" at {default.limit_w:g} W" if default.limit_w is not None else "")
+    at = "" if default.setting is None else f" at {setting_text(default.setting, default.knob)}"
+    return f"batch size {default.batch_size}{at}"
 
 
 def _name(default: Baseline) -> str:
-    at = "" if default.limit_w is None else f"{default.limit_w:g} W, "
-    return f"batch size {default.batch_size} at {at}the limit that was set before"
+    at = "" if default.setting is None else f"{setting_text(default.setting, default.knob)}, "
+    return f"batch size {default.batch_size} at {at}the {_BEFORE[default.knob]} before"
 
 
 def _best(default: Baseline) -> str:
-    limit = "" if default.best_limit_w is None else f" at {default.best_limit_w:g} W"
+    limit = "" if default.best_setting is None else f" at {setting_text(default.best_setting, default.knob)}"
     return f"batch size {default.best_batch_size}{limit}"
 
 
@@ -197,8 +199,11 @@ def _lines(table: Table, columns: tuple[_Column, ...], compared: Compared, label
         table.add_row(f"  {_BY[line.name]}", *_cells(columns, line, compared.baseline))
 
 
+_BEFORE = {Knob.POWER_LIMIT: "limit that was set", Knob.CLOCKS: "clocks that were there"}
+
 _BY = {
     "power limit": "by power limit",
+    "clocks": "by clocks",
     "batch size": "by batch size",
     "learning": "learning",
     "luck": "luck",

@@ -7,7 +7,7 @@ from typing import Any
 
 from zeus_flows.core.job_summary import Concern, JobSummary, concerns
 from zeus_flows.core.records import EnergySource
-from zeus_flows.core.text import one_line, seconds
+from zeus_flows.core.text import one_line, seconds, setting_text
 from zeus_flows.reporting.fleet import Fleet, amount_text, best_text, fleet_document, next_text, share_text, state_text
 
 _SOURCE = {
@@ -77,7 +77,7 @@ def _last(job: JobSummary) -> str:
     ended = job.ended
     if ended is None:
         return "no recurrence has ended"
-    limit = "" if ended.power_limit_w is None else f" at {ended.power_limit_w:.0f} W"
+    limit = "" if ended.setting is None else f" at {setting_text(ended.setting, ended.knob)}"
     how = ended.outcome.value.replace("_", " ") if ended.outcome is not None else "not observed"
     detail = f": {one_line(ended.text, most=120)}" if ended.text else ""
     return f"recurrence {ended.recurrence}, batch size {ended.batch_size}{limit}: {how}{detail}"

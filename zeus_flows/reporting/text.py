@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zeus_flows.core.reasons import ArmBelief
-from zeus_flows.core.text import cost_text, joules, seconds
+from zeus_flows.core.text import cost_text, joules, seconds, setting_text
 
-__all__ = ["cost_text", "describe_arm", "joules", "seconds"]
+__all__ = ["cost_text", "describe_arm", "joules", "seconds", "setting_text"]
 
 
 def describe_arm(arm: ArmBelief) -> str:

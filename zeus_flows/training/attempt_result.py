@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 
 from zeus_flows.core.observer import would_have_saved
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import Observation, Outcome
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.training.attempt_task import AttemptTask
 from zeus_flows.training.books import Curve
 from zeus_flows.training.checkpoint import Progress
-from zeus_flows.training.limit_tuner import LimitTuner
+from zeus_flows.training.setting_tuner import SettingTuner
 
 
 @dataclass(slots=True)
@@ -53,20 +54,20 @@ class AttemptResult:
         )
 
     def observation(
-        self, task: AttemptTask, gpus: Gpus, tuner: LimitTuner, books: Progress, *, samples: int, allowed: int | None
+        self, task: AttemptTask, gpus: Gpus, tuner: SettingTuner, books: Progress, *, samples: int, allowed: int | None
     ) -> Observation:
         """Return the attempt's single outcome.
 
         Args:
             task: What was to be trained.
             gpus: What it trained on.
-            tuner: What set the power limit.
+            tuner: What turned the knob.
             books: What it took.
             samples: Samples per epoch.
             allowed: The epochs that its cut came to; None where there was none.
         """
         assert self.outcome is not None
-        metric, has_limits = self.metric, gpus.power.has_limits
+        metric, has_settings = self.metric, gpus.control.has_settings
         return Observation(
             recurrence=task.decision.recurrence,
             attempt=task.decision.attempt,
@@ -78,7 +79,7 @@ class AttemptResult:
             gpu=gpus.gpu,
             energy_source=gpus.energy_source,
             samples_per_epoch=samples,
-            power_limit_w=tuner.settled_w if has_limits else None,
+            setting=tuner.settled if has_settings else None,
             profile=tuner.profile,
             profiling_energy_j=min(books.profiling_energy_j, books.energy_j),
             profiling_time_s=min(books.profiling_time_s, books.time_s),
@@ -91,22 +92,28 @@ class AttemptResult:
             parts=books.parts,
             host_energy_j=books.host_energy_j,
             mode=task.job.mode,
-            limit_before_w=tuner.before_w if has_limits else None,
+            setting_before=tuner.before if has_settings else None,
             foreign_limit_w=books.foreign_limit_w,
             control=task.decision.control,
             curve=self.curve.points,
             micro_batch_size=task.decision.micro_batch_size,
+            sensor=gpus.sensor,
         )
 
 
 def observer_report(task: AttemptTask, gpus: Gpus, observed: Observation) -> str:
-    """Return, as a sentence, what the best power limit would have saved an attempt that was only observed."""
-    if not gpus.power.can_set and observed.foreign_limit_w is None:
-        return f"no power limit could be tried: {gpus.power.why_not}"
+    """Return, as a sentence, what the best setting would have saved an attempt that was only observed."""
+    control = gpus.control
+    if not control.can_set and observed.foreign_limit_w is None:
+        one = "power limit" if control.knob is Knob.POWER_LIMIT else "clock"
+        return f"no {one} could be tried: {control.why_not}"
     if observed.foreign_limit_w is not None:
         return "what other limits would have saved cannot be told"
     saved = would_have_saved(task.job, observed)
-    return saved.sentence if saved else "power limits are not all measured yet"
+    return saved.sentence if saved else f"{_SEVERAL[control.knob]} are not all measured yet"
+
+
+_SEVERAL = {Knob.POWER_LIMIT: "power limits", Knob.CLOCKS: "clocks"}
 
 
 def _foreign(limit_w: float | None) -> str:

@@ -37,7 +37,7 @@ class Books:
 
     Args:
         gpus: What the attempt trains on.
-        limit_w: Returns the power limit in force, without asking a GPU.
+        setting: Returns the setting of the knob in force, without asking a GPU.
         host_w: What the machine draws beside its GPUs, in watts.
         host_energy_j: Reads the machine's own energy counter, where it has one; then `host_w` does not count.
 
@@ -48,12 +48,12 @@ class Books:
     def __init__(
         self,
         gpus: Gpus,
-        limit_w: Callable[[], float],
+        setting: Callable[[], float],
         *,
         host_w: float = 0.0,
         host_energy_j: Callable[[], float] | None = None,
     ) -> None:
-        self._gpus, self._limit_w = gpus, limit_w
+        self._gpus, self._setting = gpus, setting
         self._host_w, self._read_host = host_w, host_energy_j
         self._host_start_j = host_energy_j() if host_energy_j else 0.0
         self._before = Progress()
@@ -107,7 +107,7 @@ class Books:
         """Book the first step apart. Its excess over other steps is compilation, which happens once."""
         mark = self._mark()
         span = self._gpus.between(self._last, mark)
-        self._last, self._first = mark, (span, samples, self._limit_w())
+        self._last, self._first = mark, (span, samples, self._setting())
         self._add(For.STEPS, Part(0, span.energy_j, span.time_s))
 
     def progress(self, epoch: int, metric: float | None, profiling: Part, profile: PowerProfile | None) -> Progress:
@@ -136,7 +136,7 @@ class Books:
             metric=metric,
             parts=_sum(before.parts, self.parts(profile)),
             host_energy_j=before.host_energy_j + self._host_j(span.time_s),
-            foreign_limit_w=before.foreign_limit_w or self._gpus.power.foreign_w,
+            foreign_limit_w=before.foreign_limit_w or self._gpus.control.foreign_w,
         )
 
     def parts(self, profile: PowerProfile | None) -> Parts:
@@ -159,12 +159,12 @@ class Books:
         )
 
     def _compilation(self, profile: PowerProfile | None) -> Part:
-        """Return what the first step took more than one at the same limit takes."""
+        """Return what the first step took more than one at the same setting takes."""
         if self._first is None:
             return NO_PART
-        span, samples, limit_w = self._first
+        span, samples, setting = self._first
         if profile is not None and profile.measurements:
-            at = nearest(profile, limit_w)
+            at = nearest(profile, setting)
             usual_s = samples / at.samples_per_s
             usual_j = usual_s * at.average_power_w
         elif self.samples > samples:
@@ -190,8 +190,8 @@ class Books:
             case For.REST:
                 self._rest += part
             case For.EVALUATION:
-                limit_w = self._limit_w()
-                self._evaluation[limit_w] = self._evaluation.get(limit_w, NO_PART) + part
+                setting = self._setting()
+                self._evaluation[setting] = self._evaluation.get(setting, NO_PART) + part
 
     def _host_j(self, time_s: float) -> float:
         if self._read_host is None:
@@ -201,8 +201,8 @@ class Books:
 
 def _sum(a: Parts, b: Parts) -> Parts:
     evaluation = dict(a.evaluation)
-    for limit_w, part in b.evaluation:
-        evaluation[limit_w] = evaluation.get(limit_w, NO_PART) + part
+    for setting, part in b.evaluation:
+        evaluation[setting] = evaluation.get(setting, NO_PART) + part
     return Parts(a.once + b.once, tuple(sorted(evaluation.items())), a.rest + b.rest)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.training.books import Books, For
-from zeus_flows.training.limit_tuner import LimitTuner
+from zeus_flows.training.setting_tuner import SettingTuner
 from zeus_flows.training.training_loop import TrainingLoop
 
 
@@ -15,13 +15,13 @@ class MeasuredLoop:
         loop: Where the training loop is.
         gpus: What it runs on.
         books: What it has taken.
-        tuner: What sets the power limit meanwhile.
+        tuner: What turns the knob meanwhile.
 
     Attributes:
         books: The same.
     """
 
-    def __init__(self, loop: TrainingLoop, gpus: Gpus, books: Books, tuner: LimitTuner) -> None:
+    def __init__(self, loop: TrainingLoop, gpus: Gpus, books: Books, tuner: SettingTuner) -> None:
         self._loop, self._gpus, self._tuner = loop, gpus, tuner
         self.books = books
 

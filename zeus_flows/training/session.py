@@ -1,4 +1,4 @@
-"""The session that a train function receives: it profiles, sets the power limit, measures and stops.
+"""The session that a train function receives: it profiles, sets the power limit or clocks, measures and stops.
 
 def train(session, **parameters):
     model = build(session.learning_rate)
@@ -40,9 +40,9 @@ from zeus_flows.training.attempt_task import AttemptTask
 from zeus_flows.training.books import Books, Curve, For
 from zeus_flows.training.checkpoint import Checkpoints, Progress
 from zeus_flows.training.keeping import Keeper
-from zeus_flows.training.limit_tuner import LimitTuner
 from zeus_flows.training.measured_loop import MeasuredLoop
 from zeus_flows.training.profiler import LEAST_S
+from zeus_flows.training.setting_tuner import SettingTuner
 from zeus_flows.training.stopper import Stopper
 from zeus_flows.training.training_loop import TrainingLoop, batch_size_of, samples_in
 
@@ -71,7 +71,7 @@ class Session:
         checkpoints: What an earlier try of this attempt left; None: nothing is kept.
         keeper: Where the attempt's model is staged; None: it is not kept.
         made_with: Major versions that a profile depends on.
-        least_span_s: What the sensor needs to measure a power limit.
+        least_span_s: What the sensor needs to measure a setting of the knob.
         host_energy_j: Reads the machine's own energy counter, where its energy is measured.
 
     Attributes:
@@ -112,7 +112,7 @@ class Session:
         self._task = AttemptTask(job, decision, overheads, job_file.stop_at_target, gpus.gpu.max_power_w, parts)
         self._gpus = gpus
         self._out = _Out(report, checkpoints, keeper)
-        self._tuner = tuner = LimitTuner(
+        self._tuner = tuner = SettingTuner(
             gpus,
             job_file.power_limit,
             job,
@@ -122,7 +122,7 @@ class Session:
             made_with=made_with,
             least_span_s=least_span_s,
         )
-        books = Books(gpus, lambda: tuner.limit_w, host_w=job.host_power_w or 0.0, host_energy_j=host_energy_j)
+        books = Books(gpus, lambda: tuner.setting, host_w=job.host_power_w or 0.0, host_energy_j=host_energy_j)
         self._stopper = Stopper(job, decision.cut)
         self._loop = TrainingLoop()
         self._measured = MeasuredLoop(self._loop, gpus, books, tuner)
@@ -445,9 +445,10 @@ class Session:
                 return
             self._out.checkpoints.reported = loop.epoch
         metric = loop.reported if loop.reported is not None and math.isfinite(loop.reported) else None
-        limit_w = tuner.limit_w if self._gpus.power.has_limits else None
+        control = self._gpus.control
+        setting, name = tuner.setting if control.has_settings else None, self.target.metric
         self._out.report(
-            EpochReport(loop.epoch, books.energy_j, books.time_s, limit_w, metric, metric_name=self.target.metric)
+            EpochReport(loop.epoch, books.energy_j, books.time_s, setting, metric, metric_name=name, knob=control.knob)
         )
 
     def _progress(self) -> Progress:

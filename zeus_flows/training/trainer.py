@@ -22,7 +22,7 @@ from typing import Any
 from zeus_flows.core.attempt import AttemptFailed, EpochReport
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.power_profile import Gpu, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Knob, PowerProfile
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome, unobserved
 from zeus_flows.core.text import shown
 from zeus_flows.ending import tidied
@@ -82,7 +82,8 @@ class LocalTrainer:
             self.gpu: Gpu = gpus.gpu
             self.energy_source: EnergySource = gpus.energy_source
             self.untunable = untunable(gpus)
-            self.power_limits_w: tuple[float, ...] = gpus.power.limits_w if gpus.power.can_set else ()
+            limited = gpus.control.can_set and gpus.control.knob is Knob.POWER_LIMIT
+            self.power_limits_w: tuple[float, ...] = gpus.control.settings if limited else ()
             self._least_span_s = least_span_s(gpus)
 
     def train(
@@ -217,6 +218,8 @@ class LocalTrainer:
             visible=self._settings.cuda_visible_devices,
             shared=self._job_file.shared_gpu,
             count=self._job_file.gpus,
+            knob=self._job_file.knob,
+            locked_before_mhz=self._job_file.locked_clocks_mhz,
             zeusd=ZeusdAddress(self._settings.zeusd_socket, self._settings.zeusd_host_port, self._settings.zeusd_token),
         )
 

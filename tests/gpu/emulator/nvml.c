@@ -39,6 +39,7 @@
 #define MAX_GPUS 8
 #define MAX_LOADS 16
 #define MAX_FUNCTIONS 64
+#define CLOCK_STEP_MHZ 15
 #define MAGIC 0x5a464e32u
 
 typedef int Return;
@@ -48,15 +49,15 @@ enum { ARCH_PASCAL = 4, ARCH_VOLTA = 5, ARCH_TURING = 6, ARCH_AMPERE = 7 };
 
 typedef struct {
     const char *key, *name;
-    unsigned arch, min_mw, max_mw, min_mhz, max_mhz;
+    unsigned arch, min_mw, max_mw, min_mhz, max_mhz, memory_mhz;
     double idle, active, knee, rise, slowest;
 } Chip;
 
 static const Chip CHIPS[] = {
-    {"v100", "Tesla V100-PCIE-32GB", ARCH_VOLTA, 100000, 250000, 135, 1380, 34.16, 77.03, .4116, .5382, .3612},
-    {"a40", "NVIDIA A40", ARCH_AMPERE, 100000, 300000, 210, 1740, 79.39, 88.79, .719, .7577, .1721},
-    {"p100", "Tesla P100-PCIE-16GB", ARCH_PASCAL, 125000, 250000, 544, 1328, 32.79, 91.42, .4708, .9323, .3128},
-    {"rtx6000", "Quadro RTX 6000", ARCH_TURING, 100000, 260000, 300, 2100, 52.38, 76.15, .7107, .487, .3265},
+    {"v100", "Tesla V100-PCIE-32GB", ARCH_VOLTA, 100000, 250000, 135, 1380, 877, 34.16, 77.03, .4116, .5382, .3612},
+    {"a40", "NVIDIA A40", ARCH_AMPERE, 100000, 300000, 210, 1740, 7251, 79.39, 88.79, .719, .7577, .1721},
+    {"p100", "Tesla P100-PCIE-16GB", ARCH_PASCAL, 125000, 250000, 544, 1328, 715, 32.79, 91.42, .4708, .9323, .3128},
+    {"rtx6000", "Quadro RTX 6000", ARCH_TURING, 100000, 260000, 300, 2100, 7001, 52.38, 76.15, .7107, .487, .3265},
 };
 
 typedef struct { int pid; double seconds, full_power, active, clock_bound; } Load;
@@ -328,6 +329,9 @@ API Return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *mig, void **handle
 DEVICE_FUNCTION(nvmlDeviceGetIndex, (void *handle, unsigned *out), *out = (unsigned)(size_t)handle - 1)
 DEVICE_FUNCTION(nvmlDeviceGetUUID, (void *handle, char *out, unsigned size),
                 char uuid[64]; write_uuid("GPU", (unsigned)(size_t)handle - 1, uuid); result = text(out, size, uuid))
+// nvmlPciInfo_t ends with the bus id, after 16 characters and five numbers.
+DEVICE_FUNCTION(nvmlDeviceGetPciInfo_v3, (void *handle, char *out), memset(out, 0, 68);
+                snprintf(out + 36, 32, "00000000:%02X:00.0", 1 + 64 * ((unsigned)(size_t)handle - 1)))
 DEVICE_FUNCTION(nvmlDeviceGetName, (void *handle, char *out, unsigned size), result = text(out, size, c->name))
 DEVICE_FUNCTION(nvmlDeviceGetArchitecture, (void *handle, unsigned *out), *out = c->arch)
 DEVICE_FUNCTION(nvmlDeviceGetPowerManagementLimitConstraints, (void *handle, unsigned *low, unsigned *high),
@@ -345,8 +349,28 @@ DEVICE_FUNCTION(nvmlDeviceGetTotalEnergyConsumption, (void *handle, unsigned lon
                 *out = getenv("NVMLEMU_FROZEN") ? 1000 : (unsigned long long)(g->shown_joules * 1e3 * (1 + number("NVMLEMU_COUNTER_OFF"))))
 DEVICE_FUNCTION(nvmlDeviceSetGpuLockedClocks, (void *handle, unsigned low, unsigned high),
                 if (!(result = permission()) && (low > high || high < c->min_mhz)) result = INVALID_ARGUMENT;
+                if (c->arch < ARCH_VOLTA) result = NOT_SUPPORTED;
                 if (!result) g->locked_mhz = high)
-DEVICE_FUNCTION(nvmlDeviceResetGpuLockedClocks, (void *handle), if (!(result = permission())) g->locked_mhz = 0)
+DEVICE_FUNCTION(nvmlDeviceResetGpuLockedClocks, (void *handle),
+                if (c->arch < ARCH_VOLTA) result = NOT_SUPPORTED;
+                if (!result && !(result = permission())) g->locked_mhz = 0)
+DEVICE_FUNCTION(nvmlDeviceGetSupportedMemoryClocks, (void *handle, unsigned *count, unsigned *out),
+                if (!out || *count < 1) result = INSUFFICIENT_SIZE; else *out = c->memory_mhz;
+                *count = 1)
+DEVICE_FUNCTION(nvmlDeviceGetSupportedGraphicsClocks, (void *handle, unsigned memory, unsigned *count, unsigned *out),
+                unsigned there = (c->max_mhz - c->min_mhz) / CLOCK_STEP_MHZ + 1;
+                if (memory != c->memory_mhz) result = NOT_FOUND;
+                else if (!out || *count < there) result = INSUFFICIENT_SIZE;
+                else for (unsigned i = 0; i < there; i++) out[i] = c->max_mhz - i * CLOCK_STEP_MHZ;
+                *count = there)
+DEVICE_FUNCTION(nvmlDeviceGetClockInfo, (void *handle, unsigned kind, unsigned *out),
+                double f = ceiling_of(g);
+                for (Load *l = g->loads; l < g->loads + MAX_LOADS; l++) if (l->pid) f = fmin(f, clock_of(g, l));
+                *out = kind == 2 ? c->memory_mhz : (unsigned)lround(f * c->max_mhz))
+DEVICE_FUNCTION(nvmlDeviceGetUtilizationRates, (void *handle, unsigned *out), /* of the GPU, of its memory */
+                double busy = 0;
+                for (Load *l = g->loads; l < g->loads + MAX_LOADS; l++) if (l->pid) busy += l->active;
+                out[0] = (unsigned)lround(100 * fmin(1, busy)); out[1] = out[0] / 2)
 DEVICE_FUNCTION(nvmlDeviceGetPersistenceMode, (void *handle, unsigned *out), *out = g->persistence)
 DEVICE_FUNCTION(nvmlDeviceSetPersistenceMode, (void *handle, unsigned mode),
                 if (!(result = permission())) g->persistence = mode)
@@ -403,6 +427,7 @@ API void nvmlEmuSetLoad(unsigned gpu, double seconds, double full_power, double 
     if (mine) *mine = seconds > 0 ? (Load){getpid(), seconds, full_power, active, clock_bound} : (Load){0};
     unlock();
 }
+API unsigned nvmlEmuLockedMhz(unsigned gpu) { return shared->gpus[gpu].locked_mhz; } /* which no driver tells */
 API double nvmlEmuEpochSeconds(unsigned gpu) {
     double seconds = 0;
     lock();

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from zeus_flows.core.early_stop import Cut, NoCut
 from zeus_flows.core.job import Job
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.reasons import Reason
 from zeus_flows.core.records import Ask
@@ -35,7 +35,7 @@ class Lesson:
         profiled: Whether the attempt profiled.
         epoch_cost_j: What the steps of an epoch cost, for its data, where it profiled to the end.
         refused: The cut did not allow a single epoch.
-        power_limit_w: The limit it trained at; None where none was applied.
+        setting: What it trained at; None where none was applied.
         curve: Its learning curve.
     """
 
@@ -48,7 +48,7 @@ class Lesson:
     beside_j: float = 0.0
     profiled: bool = False
     refused: bool = False
-    power_limit_w: float | None = None
+    setting: float | None = None
     curve: Curve = ()
 
 
@@ -98,12 +98,12 @@ class View:
     may_explore: bool
     look_up_costs: Callable[[], Costs]
 
-    @cached_property
+    @lazy
     def rng(self) -> np.random.Generator:
         """All the randomness there is."""
         return np.random.Generator(np.random.PCG64(self.ask.seed))  # `default_rng`, in three fifths of its time
 
-    @cached_property
+    @lazy
     def costs(self) -> Costs:
         """What a run of each arm costs, as far as that is known."""
         return self.look_up_costs()
@@ -149,7 +149,7 @@ class Choice:
         alone: Whether an exploration waits while another recurrence explores; the best known arm runs meanwhile. One
             that was drawn need not: another recurrence draws another arm (section 4.4).
         tune_power: Whether the power limit may be changed.
-        power_limit_w: The limit it is fixed to; None: the profile decides.
+        setting: What it is fixed to; None: the profile decides.
         control: Whether the default runs to be compared with.
         run_cost: Returns what a run of it is believed to cost. A function, as most decisions do not ask.
     """
@@ -159,7 +159,7 @@ class Choice:
     cut: Cut = field(default_factory=NoCut)
     explores: bool = False
     tune_power: bool = True
-    power_limit_w: float | None = None
+    setting: float | None = None
     control: bool = False
     run_cost: Callable[[], RunCost | None] = field(default=not_believed, compare=False)
     alone: bool = True

@@ -27,7 +27,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import nearest
 from zeus_flows.core.policy.base import Choice
 from zeus_flows.core.policy.state import ArmCost, State
-from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
+from zeus_flows.core.power import best_setting, cost_per_sample, epoch_at
 from zeus_flows.core.power_profile import Gpu, Part
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Ask
@@ -198,12 +198,12 @@ def _default_cost(job: Job, state: State, gpu_key: str) -> ArmCost | None:
     profile = state.profiles.get((b0, gpu_key))
     if profile is None or not profile.complete or not profile.measurements:
         return None
-    at = nearest(profile, state.limits_before_w.get(gpu_key, profile.gpu.max_power_w))
+    at = nearest(profile, state.settings_before.get(gpu_key, math.inf))
     overheads, _ = state.overheads_of(job, b0, gpu_key)
     per_sample = epochs * cost_per_sample(job, profile, at, host_w=overheads.host_w)
     if not overheads:
         return ArmCost(per_sample)
-    beside, once = overheads.per_epoch(at.power_limit_w, profile).times(epochs), overheads.once_each
+    beside, once = overheads.per_epoch(at.setting, profile).times(epochs), overheads.once_each
     time_s = beside.time_s + once.time_s
     energy_j = beside.energy_j + once.energy_j + overheads.host_w * time_s
     return ArmCost(per_sample, price(job, profile.gpu.max_power_w).of(energy_j, time_s))
@@ -257,12 +257,12 @@ def _before_deadline(job: Job, state: State, ask: Ask, safe: Choice, gpu: Gpu, l
     samples = ask.samples_per_epoch or state.samples_per_epoch or 1
     known, _ = state.overheads_of(job, safe.batch_size, gpu.key)
     profile = profiles[safe.batch_size]
-    at = best_limit(job, profile, samples_per_epoch=samples, overheads=known)
+    at = best_setting(job, profile, samples_per_epoch=samples, overheads=known)
     epoch = epoch_at(profile, at, samples_per_epoch=samples, overheads=known)
     following_s = following_j / cost_per_s(epoch, known.host_w)
     # The arm to be tried is taken to cost as little a second as anything measured: then a joule lasts longest.
     parts = [Part(1, m.average_power_w, 1.0) for p in profiles.values() for m in p.measurements]
-    parts += [known.per_epoch(at.power_limit_w, profile), known.once_each]
+    parts += [known.per_epoch(at.setting, profile), known.once_each]
     least = min(cost_per_s(part, known.host_w) for part in parts if part.time_s > 0)
     at_most_j = (left_s - following_s) * least
     return Deadline(at_most_j)

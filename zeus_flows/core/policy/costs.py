@@ -55,7 +55,7 @@ def _with_overheads(job: Job, state: State, gpu: Gpu, costs: Costs, ours: Mappin
             beside[b], once[b] = seen[b].beside, seen[b].once
             continue
         known, _ = state.overheads_of(job, b, gpu.key)
-        each, start = known.per_epoch(state.limits_before_w.get(gpu.key, gpu.max_power_w)), known.once_each
+        each, start = known.per_epoch(state.settings_before.get(gpu.key, math.inf)), known.once_each
         scale = ratio if elsewhere else 1.0
         if seen:
             beside[b] = math.fsum(cost.beside for cost in seen.values()) / len(seen)

@@ -103,7 +103,7 @@ def decide(job: Job, state: State, ask: Ask) -> Decision:
         cut=choice.cut,
         explores=choice.explores,
         tune_power=choice.tune_power and job.mode in _TUNING,
-        power_limit_w=choice.power_limit_w,
+        setting=choice.setting,
         control=choice.control,
         mode=job.mode,
         asked=Asked(
@@ -220,7 +220,7 @@ def _in_parts(choice: Choice, micro: int, *, again: bool) -> Reason:
 def _too_large(state: State, ask: Ask) -> int | None:
     """Return the fewest samples that do not fit this GPU at once; None where all fit."""
     gpu = ask.gpu or state.gpu
-    known = state.too_large(gpu.key, ask.recurrence) if gpu is not None else None
+    known = state.too_large(gpu, ask.recurrence) if gpu is not None else None
     return min((b for b in (known, *ask.out_of_memory) if b is not None), default=None)
 
 

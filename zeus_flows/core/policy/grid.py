@@ -7,7 +7,9 @@ GPU's limits are not known (`Ask.power_limits_w`), only batch sizes are tried, e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from zeus_flows.core.bandit import Runs
 from zeus_flows.core.early_stop import CostCut
@@ -23,8 +25,10 @@ Run = tuple[int, float | None, float]  # batch size, power limit and cost of a r
 class GridCell:
     """One configuration and its costs; a limit of None is the one the GPU had."""
 
+    formerly: ClassVar[Mapping[str, str]] = {"setting": "power_limit_w"}
+
     batch_size: int
-    power_limit_w: float | None
+    setting: float | None
     costs: Runs = field(default_factory=Runs)
 
 
@@ -56,7 +60,7 @@ class Grid:
         """Return the belief after one more run."""
         if not lesson.converged:
             return GridBelief(belief.cells, tuple(sorted({*belief.failed, lesson.batch_size})), belief.newest)
-        run = (lesson.batch_size, lesson.power_limit_w, lesson.cost_j)
+        run = (lesson.batch_size, lesson.setting, lesson.cost_j)
         failed = tuple(b for b in belief.failed if b != lesson.batch_size)
         if job.window is None or job.window_of is WindowOf.ARM:
             return GridBelief(_with(belief.cells, run, window=job.window), failed)
@@ -80,14 +84,14 @@ class Grid:
             return Choice(view.default, Reason(ReasonKind.FIRST_RUN, text))
         text = f"the grid's cheapest is batch size {best.batch_size} at {cost_text(job, best.costs.mean)} a run"
         numbers = {"best_cost_j": best.costs.mean}
-        fixed = best.power_limit_w if view.ask.power_limits_w else None
-        return Choice(best.batch_size, Reason(ReasonKind.EXPLOIT, text, numbers=numbers), power_limit_w=fixed)
+        fixed = best.setting if view.ask.power_limits_w else None
+        return Choice(best.batch_size, Reason(ReasonKind.EXPLOIT, text, numbers=numbers), setting=fixed)
 
 
 def _next(job: Job, belief: GridBelief, view: View, known: list[GridCell], best: GridCell | None) -> Choice | None:
     """Return the next configuration of the grid, b0 first; None where none is left."""
     limits: tuple[float | None, ...] = tuple(sorted(view.ask.power_limits_w, reverse=True)) or (None,)
-    tried = {(c.batch_size, c.power_limit_w) for c in known} if view.ask.power_limits_w else set()
+    tried = {(c.batch_size, c.setting) for c in known} if view.ask.power_limits_w else set()
     seen = {c.batch_size for c in known}
     for b in (view.default, *(a for a in view.arms if a != view.default)):
         if b in belief.failed:
@@ -97,17 +101,17 @@ def _next(job: Job, belief: GridBelief, view: View, known: list[GridCell], best:
                 continue
             text = f"batch size {b}{f' at {limit:.0f} W' if limit else ''} is next in the grid"
             if best is None:
-                return Choice(b, Reason(ReasonKind.FIRST_RUN, text), power_limit_w=limit)
+                return Choice(b, Reason(ReasonKind.FIRST_RUN, text), setting=limit)
             cut = CostCut(job.beta * best.costs.mean)
-            return Choice(b, Reason(ReasonKind.EXPLORE, text), cut=cut, explores=True, power_limit_w=limit)
+            return Choice(b, Reason(ReasonKind.EXPLORE, text), cut=cut, explores=True, setting=limit)
     return None
 
 
 def _with(cells: tuple[GridCell, ...], run: Run, *, window: int | None = None) -> tuple[GridCell, ...]:
     """Return the cells with one more run; the newest configuration is last."""
     b, limit, cost_j = run
-    others = tuple(c for c in cells if (c.batch_size, c.power_limit_w) != (b, limit))
-    same = [c.costs for c in cells if (c.batch_size, c.power_limit_w) == (b, limit)]
+    others = tuple(c for c in cells if (c.batch_size, c.setting) != (b, limit))
+    same = [c.costs for c in cells if (c.batch_size, c.setting) == (b, limit)]
     return (*others, GridCell(b, limit, (same[0] if same else Runs()).add(cost_j, window=window)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from zeus_flows.core.epoch_costs import epoch_costs, whole_epochs
 from zeus_flows.core.gaussian import Floats
 from zeus_flows.core.job import Job
 from zeus_flows.core.laws import growth_text
+from zeus_flows.core.lazy import lazy
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, Lesson, RunCost, View, from_log
 from zeus_flows.core.reasons import ArmBelief, ArmStatus, Explanation, Reason, ReasonKind
 from zeus_flows.core.text import cost_text, times
@@ -63,7 +64,7 @@ class Outlook:
     belief: EpochsBelief
     view: View
 
-    @cached_property
+    @lazy
     def costs(self) -> tuple[Floats, Floats]:
         """Mean and covariance of log EpochCost, evaluation included."""
         known, arms = self.view.costs, self.job.batch_sizes
@@ -73,19 +74,19 @@ class Outlook:
         beside, doubt = ([values.get(b, 0.0) for b in arms] for values in (known.beside, known.doubt))
         return whole_epochs(*steps, np.array(beside), np.array(doubt))
 
-    @cached_property
+    @lazy
     def once(self) -> Floats | None:
         """What an attempt costs before its first step; None where that is nothing."""
         known = self.view.costs.once
         return np.array([known.get(b, 0.0) for b in self.job.batch_sizes]) if any(known.values()) else None
 
-    @cached_property
+    @lazy
     def running(self) -> Floats:
         """Logarithm of the expected cost of a run's epochs."""
         epochs = self.belief.posterior
         return epochs.mean + self.costs[0] + 0.5 * epochs.noise
 
-    @cached_property
+    @lazy
     def mu(self) -> Floats:
         """Logarithm of the expected cost of a run, known of every arm or guessed from its neighbours."""
         if self.once is None:
@@ -93,7 +94,7 @@ class Outlook:
         mu: Floats = np.log(np.exp(np.minimum(self.running, LARGEST_LOG)) + self.once)
         return mu
 
-    @cached_property
+    @lazy
     def covariance(self) -> Floats:
         """Covariance of the log costs."""
         spread: Floats = self.belief.posterior.covariance + self.costs[1]
@@ -102,12 +103,12 @@ class Outlook:
         share = np.exp(np.minimum(self.running - self.mu, 0.0))
         return spread * np.multiply.outer(share, share)
 
-    @cached_property
+    @lazy
     def deviation(self) -> Floats:
         """Standard deviation of each log cost."""
         return np.sqrt(np.maximum(self.covariance.diagonal(), 0.0))
 
-    @cached_property
+    @lazy
     def root(self) -> Floats:
         """A square root of the covariance, for draws."""
         try:
@@ -119,29 +120,29 @@ class Outlook:
             root = vectors * np.sqrt(np.maximum(values, 0.0))
         return root
 
-    @cached_property
+    @lazy
     def feasible(self) -> list[bool]:
         """Which arms may run on this GPU."""
         return [b in self.view.arms for b in self.job.batch_sizes]
 
-    @cached_property
+    @lazy
     def alive(self) -> list[bool]:
         """Feasible arms that are not known to fail."""
         return [fits and not dead for fits, dead in zip(self.feasible, self.belief.dead, strict=True)]
 
-    @cached_property
+    @lazy
     def done(self) -> list[int]:
         """Feasible arms that have reached the target."""
         runs = self.belief.runs
         return [arm for arm, fits in enumerate(self.feasible) if fits and runs[arm] > 0]
 
-    @cached_property
+    @lazy
     def tried(self) -> list[int]:
         """Arms that have run, whether they reached the target or not."""
         stopped = self.belief.stopped
         return [arm for arm, runs in enumerate(self.belief.runs) if runs or stopped[arm].count]
 
-    @cached_property
+    @lazy
     def incumbent(self) -> int | None:
         """The completed arm that is expected to cost least; None before any has.
 
@@ -154,35 +155,43 @@ class Outlook:
             return min(self.done, key=lambda arm: (abs(x[arm] - x0), arm), default=None)
         return min(here or self.done, key=self.mu.tolist().__getitem__, default=None)
 
-    @cached_property
+    @lazy
     def best_cost_j(self) -> float:
         """What a run of the incumbent is expected to cost."""
         assert self.incumbent is not None
         return from_log(float(self.mu[self.incumbent]))
 
-    @cached_property
-    def epoch_j(self) -> list[float]:
-        """What an epoch of each arm is believed to cost."""
-        costs: list[float] = np.exp(np.minimum(self.costs[0], LARGEST_LOG)).tolist()
-        return costs
+    def epoch_j(self, arm: int) -> float:
+        """Return what an epoch of an arm is believed to cost."""
+        return from_log(float(self.costs[0][arm]))
 
-    @cached_property
+    @lazy
+    def in_vain(self) -> list[int]:
+        """Arms that never reached the target, and of which runs were stopped."""
+        belief = self.belief
+        return [arm for arm, stopped in enumerate(belief.stopped) if stopped.count and not belief.runs[arm]]
+
+    @property
     def wasted(self) -> float:
         """What was spent on arms that never reached the target, in runs of the incumbent."""
-        stopped = zip(self.belief.stopped, self.belief.runs, self.epoch_j, strict=True)
-        return sum(s.epochs * epoch_j for s, runs, epoch_j in stopped if s.count and not runs) / self.best_cost_j
+        return sum(self.belief.stopped[arm].epochs * self.epoch_j(arm) for arm in self.in_vain) / self.best_cost_j
 
-    @cached_property
+    @property
     def fruitless(self) -> int:
         """How many runs of arms that never reached the target were stopped."""
-        return sum(s.count for s, runs in zip(self.belief.stopped, self.belief.runs, strict=True) if not runs)
+        return sum(self.belief.stopped[arm].count for arm in self.in_vain)
+
+    @property
+    def last_look(self) -> int:
+        """How many runs had completed when one of an arm that never reached the target was stopped last."""
+        return max((self.belief.stopped[arm].newest for arm in self.in_vain), default=0)
 
     @property
     def horizon(self) -> float:
         """Recurrences over which a better arm would pay."""
         return HORIZON + HORIZON_GROWTH * self.belief.completions
 
-    @cached_property
+    @lazy
     def candidates(self) -> list[int]:
         """Arms beside the incumbent that are near what has completed, alive, and not plainly dearer.
 
@@ -207,13 +216,13 @@ class Outlook:
             and (least <= x[arm] <= most or low - 1 <= arm <= high + 1)
         ]
 
-    @cached_property
+    @lazy
     def unprofiled(self) -> list[bool]:
         """Arms whose epoch cost has not been measured on this GPU."""
         measured = self.view.costs.training
         return [b not in measured for b in self.job.batch_sizes]
 
-    @cached_property
+    @lazy
     def cost_variance(self) -> Floats:
         """Variance of each log EpochCost beside the incumbent's: a factor that all arms share says nothing."""
         covariance, best = self.costs[1], self.incumbent

@@ -14,7 +14,7 @@ from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.policy.base import Choice
 from zeus_flows.core.policy.bounds import ALMOST_SURELY
 from zeus_flows.core.policy.state import State
-from zeus_flows.core.power import best_limit, epoch_at
+from zeus_flows.core.power import best_setting, epoch_at
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask
@@ -31,13 +31,13 @@ class RunTime:
         batch_size: The arm.
         expected_s: As its runs took.
         likely_s: What nine and a half of ten runs do not exceed.
-        limit_w: The power limit that this holds for; None where none was measured.
+        setting: The power limit that this holds for; None where none was measured.
     """
 
     batch_size: int
     expected_s: float
     likely_s: float
-    limit_w: float | None = None
+    setting: float | None = None
 
 
 def in_time(job: Job, state: State, ask: Ask, arms: tuple[int, ...], choice: Choice) -> Choice:
@@ -63,7 +63,7 @@ def in_time(job: Job, state: State, ask: Ask, arms: tuple[int, ...], choice: Cho
     known = [t for b in may_run if (t := _run_time(job, state, ask, gpu, b, fastest=tunes)) is not None]
     best = min(known, key=lambda t: (t.likely_s, t.batch_size)) if tunes else planned
     reason = Reason(ReasonKind.LATE, _why(job, left_s, planned, best), arms=choice.reason.arms)
-    return Choice(best.batch_size, reason, tune_power=tunes, power_limit_w=best.limit_w if tunes else None)
+    return Choice(best.batch_size, reason, tune_power=tunes, setting=best.setting if tunes else None)
 
 
 def _why(job: Job, left_s: float, planned: RunTime, best: RunTime) -> str:
@@ -71,7 +71,7 @@ def _why(job: Job, left_s: float, planned: RunTime, best: RunTime) -> str:
     text = f"it must be ready by {job.ready_by}, which is {when}, and batch size {planned.batch_size} may take "
     text += f"{seconds(planned.likely_s)}"
     if best != planned:
-        at = "" if best.limit_w is None else f" at {best.limit_w:g} W"
+        at = "" if best.setting is None else f" at {best.setting:g} W"
         text += f": {best.batch_size}{at}, the fastest known, runs"
     if best.expected_s > left_s:
         return f"{text}; it will be about {seconds(best.expected_s - left_s)} late"
@@ -85,25 +85,25 @@ def _run_time(job: Job, state: State, ask: Ask, gpu: Gpu, batch_size: int, *, fa
     if runs is None or not runs.count or not samples:
         return None
     overheads, _ = state.overheads_of(job, batch_size, gpu.key)
-    profile, limit_w = state.profile(batch_size, gpu), None
+    profile, setting = state.profile(batch_size, gpu), None
     if profile is not None and profile.complete and profile.measurements:
         if fastest:
-            at = max(profile.measurements, key=lambda m: (m.samples_per_s, m.power_limit_w))
+            at = max(profile.measurements, key=lambda m: (m.samples_per_s, m.setting))
         else:
-            at = best_limit(job, profile, samples_per_epoch=samples, overheads=overheads)
-        epoch_s, limit_w = (
+            at = best_setting(job, profile, samples_per_epoch=samples, overheads=overheads)
+        epoch_s, setting = (
             epoch_at(profile, at, samples_per_epoch=samples, overheads=overheads).time_s,
-            at.power_limit_w,
+            at.setting,
         )
     else:
         rate = state.rates.get((batch_size, gpu.key))
         if rate is None or not rate.samples:
             return None
         epoch_s = samples * rate.time_s / rate.samples
-        epoch_s += overheads.per_epoch(state.limits_before_w.get(gpu.key, 0.0)).time_s
+        epoch_s += overheads.per_epoch(state.settings_before.get(gpu.key, 0.0)).time_s
     once_s = overheads.once_each.time_s
     expected, likely = (math.exp(min(runs.mean + z * _scatter(runs), 50.0)) for z in (0.0, ALMOST_SURELY))
-    return RunTime(batch_size, once_s + expected * epoch_s, once_s + likely * epoch_s, limit_w)
+    return RunTime(batch_size, once_s + expected * epoch_s, once_s + likely * epoch_s, setting)
 
 
 def _scatter(runs: Runs) -> float:

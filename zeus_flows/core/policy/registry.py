@@ -36,7 +36,11 @@ POLICIES: Mapping[str, Policy[Any]] = MappingProxyType(
 
 #: What is added where a policy's belief no longer means what it did: then snapshots of before are folded anew.
 _FORMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"zeus": ("stopped runs apart",), "thompson": ("learning curves",), "lookahead": ("learning curves",)}
+    {
+        "zeus": ("stopped runs apart",),
+        "thompson": ("learning curves", "looks dated"),
+        "lookahead": ("learning curves", "looks dated"),
+    }
 )
 
 

@@ -14,8 +14,8 @@ from zeus_flows.core.policy.registry import policy_of, settings_of
 from zeus_flows.core.policy.state import Rate, Shortage, Spent, State, sample_costs
 from zeus_flows.core.power_profile import Gpu, Part, PowerProfile
 
-VERSION = 3
-_READABLE = (2, 3)  # snapshots that can be decided on; older ones lack sums that the runs still have
+VERSION = 4
+_READABLE = (2, 3, 4)  # snapshots that can be decided on; older ones lack sums that the runs still have
 
 
 def to_json(state: State) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def to_json(state: State) -> dict[str, Any]:
         "default_epochs": jsonable(state.default_epochs),
         "overheads": [[b, key, jsonable(known)] for (b, key), known in state.overheads.items()],
         "host": jsonable(state.host),
-        "limits_before_w": dict(state.limits_before_w),
+        "settings_before": dict(state.settings_before),
         "account": jsonable(state.account),
         "belief": jsonable(state.belief),
     }
@@ -53,6 +53,7 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         return None
     read = [from_plain(PowerProfile, p) for p in data["profiles"]]
     profiles = {(p.batch_size, p.gpu.key): p for p in read}
+    before = data.get("settings_before") or data.get("limits_before_w", {})  # its name before there were clocks
     return State(
         settings=settings_of(job),
         belief=from_plain(policy_of(job).belief_type, data["belief"]),
@@ -74,7 +75,7 @@ def from_json(job: Job, data: Mapping[str, Any]) -> State | None:
         default_epochs=from_plain(Runs, data["default_epochs"]),
         overheads={(int(b), str(key)): from_plain(Overheads, known) for b, key, known in data.get("overheads", ())},
         host=from_plain(Part, data.get("host", {})),
-        limits_before_w={k: float(v) for k, v in data.get("limits_before_w", {}).items()},
+        settings_before={k: float(v) for k, v in before.items()},
         account=from_plain(savings.Account, data.get("account") or {}),
     )
 

@@ -1,6 +1,6 @@
 """What all policies remember alike: profiles, overheads, what does not fit a GPU, what was spent; and one lesson's way.
 
-What an arm costs on a GPU is told from them: training by its profile, at the limit that is best for whole epochs, and
+What an arm costs on a GPU is told from them: training by its profile, at the setting that is best for whole epochs, and
 what lies beside the steps by its overheads.
 """
 
@@ -16,8 +16,8 @@ from zeus_flows.core.cost import attempt_cost, observed_cost, price
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import KEPT, NOTHING, Overheads, pooled
 from zeus_flows.core.policy.base import Lesson
-from zeus_flows.core.power import best_limit, cost_per_sample, epoch_at
-from zeus_flows.core.power_profile import NO_PART, Gpu, Part, PowerProfile
+from zeus_flows.core.power import best_setting, cost_per_sample, epoch_at
+from zeus_flows.core.power_profile import NO_PART, Gpu, Part, PowerProfile, knob_of
 from zeus_flows.core.records import Observation, Outcome
 
 Key = tuple[int, str]  # (batch size, Gpu.key)
@@ -103,10 +103,10 @@ class State:
         newest_model: Recurrence, attempt and batch size of the newest attempt that reached the target; None before.
         profiles: The newest profile of each (batch size, GPU); complete where its micro-batch has a complete one.
         shelf: Profiles of other micro-batches than the newest, by batch size, micro-batch and GPU.
-        shortages: Batch sizes and micro-batches that ran out of memory, by GPU, ascending.
+        shortages: Batch sizes and micro-batches that ran out of memory, ascending, by `Gpu.name`.
         overheads: What runs of each (batch size, GPU) take beside their steps.
         host: Energy and time of the machine beside its GPUs, where that was measured.
-        limits_before_w: The power limit that was there before, by GPU.
+        settings_before: The setting of the knob that was there before, by GPU.
         account: Sums that savings are told from; None where nobody will ask, in a replay say.
         spent: What was spent, by GPU.
         current: Number, energy in joules and time in seconds of the newest recurrence so far.
@@ -114,7 +114,7 @@ class State:
         samples_per_epoch: Its data set's size.
         rates: Epoch costs of arms without a complete profile.
         max_power_w: MAXPOWER of every GPU seen.
-        sample_costs: For each GPU, the cost of one sample at each arm's best limit, from complete profiles.
+        sample_costs: For each GPU, the cost of one sample at each arm's best setting, from complete profiles.
         default_epochs: Epochs that the default batch size took, where it converged.
         belief: What the job's policy has learnt.
         settings: Hash of everything in the job that the fold depends on; a snapshot is of use only for the same.
@@ -138,7 +138,7 @@ class State:
     sample_costs: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     overheads: Mapping[Key, Overheads] = field(default_factory=dict)
     host: Part = NO_PART
-    limits_before_w: Mapping[str, float] = field(default_factory=dict)
+    settings_before: Mapping[str, float] = field(default_factory=dict)
     account: Account | None = None
 
     def profile(self, batch_size: int, gpu: Gpu, micro: int | None = None) -> PowerProfile | None:
@@ -155,14 +155,17 @@ class State:
     def overheads_of(self, job: Job, batch_size: int, gpu_key: str) -> tuple[Overheads, bool]:
         """Return what a run of an arm takes beside its steps, and whether that was seen at this very batch size.
 
-        Otherwise it is believed from other batch sizes on the GPU, or from other GPUs.
+        Otherwise it is believed from other batch sizes on the GPU, or from other GPUs; settings of another knob say
+        nothing there.
         """
         host_w = self.host_w(job)
         own = self.overheads.get((batch_size, gpu_key))
         if own is not None:
             return (replace(own, host_w=host_w) if host_w else own), True
         near = [known for (_, key), known in self.overheads.items() if key == gpu_key]
-        known = pooled(near or self.overheads.values()) if self.overheads else NOTHING
+        knob = knob_of(gpu_key)
+        far = (o if knob_of(key) is knob else o.anywhere() for (_, key), o in self.overheads.items())
+        known = pooled(near or far)
         return (replace(known, host_w=host_w) if host_w else known), False
 
     def all_overheads(self, job: Job) -> Mapping[Key, Overheads]:
@@ -190,7 +193,7 @@ class State:
         if per_sample is None:
             return None
         rates = price(job, self.max_power_w[gpu_key])
-        beside, once = overheads.per_epoch(self.limits_before_w.get(gpu_key, 0.0)), overheads.once_each
+        beside, once = overheads.per_epoch(self.settings_before.get(gpu_key, 0.0)), overheads.once_each
         return ArmCost(
             per_sample * samples,
             rates.of(beside.energy_j + overheads.host_w * beside.time_s, beside.time_s),
@@ -205,17 +208,17 @@ class State:
         costs = ((b, self.arm_cost(job, b, gpu_key, samples)) for b in job.batch_sizes)
         return {b: cost for b, cost in costs if cost is not None}
 
-    def too_large(self, gpu_key: str, recurrence: int) -> int | None:
+    def too_large(self, gpu: Gpu, recurrence: int) -> int | None:
         """Return the smallest batch size that is left alone on a GPU for want of memory; None where all fit."""
-        return next((s.batch_size for s in self.shortages.get(gpu_key, ()) if s.retires(recurrence)), None)
+        return next((s.batch_size for s in self.shortages.get(gpu.name, ()) if s.retires(recurrence)), None)
 
 
 def _whole_cost(job: Job, profile: PowerProfile, overheads: Overheads, samples: float) -> ArmCost | None:
-    """Return what a run costs at the limit that is best for whole epochs."""
+    """Return what a run costs at the setting that is best for whole epochs."""
     rates, host_w = price(job, profile.gpu.max_power_w), overheads.host_w
-    at = best_limit(job, profile, samples_per_epoch=samples, overheads=overheads)
+    at = best_setting(job, profile, samples_per_epoch=samples, overheads=overheads)
     training = _positive(samples * cost_per_sample(job, profile, at, host_w=host_w))
-    beside, once = overheads.per_epoch(at.power_limit_w, profile), overheads.once_each
+    beside, once = overheads.per_epoch(at.setting, profile), overheads.once_each
     if training is None:
         return None
     return ArmCost(
@@ -253,13 +256,13 @@ def count(state: State, observation: Observation) -> dict[str, Any]:
     if observation.outcome is Outcome.CONVERGED:
         fields["newest_model"] = (*observation.order, observation.batch_size)
     elif observation.outcome is Outcome.OUT_OF_MEMORY:
-        fields["shortages"] = {**state.shortages, key: _short(state, observation)}
+        fields["shortages"] = {**state.shortages, observation.gpu.name: _short(state, observation)}
     return fields
 
 
 def _short(state: State, observation: Observation) -> tuple[Shortage, ...]:
     """Return a GPU's shortages with one more."""
-    b, known = observation.micro, state.shortages.get(observation.gpu.key, ())
+    b, known = observation.micro, state.shortages.get(observation.gpu.name, ())
     before = next((s for s in known if s.batch_size == b), None)
     ran = _has_run(state, observation) if before is None else before.ran
     times = 1 if before is None else before.recurrences + (before.last != observation.recurrence)
@@ -325,10 +328,10 @@ def measured(job: Job, state: State, observation: Observation) -> dict[str, Any]
             observation.micro_batch_size,
         )
         fields["rates"] = {**state.rates, key: more}
-    short = state.shortages.get(gpu_key)
+    short = state.shortages.get(gpu.name)
     if short and observation.converged and observation.micro >= short[0].batch_size:
         beyond = tuple(s for s in short if s.batch_size > observation.micro)
-        fields["shortages"] = {**state.shortages, gpu_key: beyond}
+        fields["shortages"] = {**state.shortages, gpu.name: beyond}
     return fields
 
 
@@ -336,8 +339,8 @@ def _beside(job: Job, state: State, observation: Observation) -> dict[str, Any]:
     """Return the fields that an attempt's parts change; those of one that broke off are not whole."""
     key = (observation.batch_size, observation.gpu.key)
     fields: dict[str, Any] = {}
-    if observation.limit_before_w is not None:
-        fields["limits_before_w"] = {**state.limits_before_w, observation.gpu.key: observation.limit_before_w}
+    if observation.setting_before is not None:
+        fields["settings_before"] = {**state.settings_before, observation.gpu.key: observation.setting_before}
     if job.host_power_w is None and observation.host_energy_j and observation.time_s:
         host = Part(1, observation.host_energy_j, observation.time_s)
         fields["host"] = state.host.times(KEPT) + host
@@ -352,7 +355,7 @@ def _beside(job: Job, state: State, observation: Observation) -> dict[str, Any]:
 def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
     """Return the fields that a profile changes. A partial one is added to what is there; a complete one replaces.
 
-    One of a single limit comes from an attempt that might not tune: what is known of other limits stays. One of another
+    One of a single setting comes from an attempt that might not tune: what is known of others stays. One of another
     micro-batch changes places with what is on the shelf.
     """
     key = (new.batch_size, new.gpu.key)
@@ -364,15 +367,15 @@ def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
         costs = {b: cost for b, cost in state.sample_costs.get(new.gpu.key, _NOTHING).items() if b != new.batch_size}
         fields = {"shelf": shelf, "sample_costs": {**state.sample_costs, new.gpu.key: costs}}
     if old is not None and old.complete and new.complete and len(new.measurements) == 1:
-        limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
-        new = replace(old, measurements=tuple(limits[w] for w in sorted(limits, reverse=True)))
+        settings = {m.setting: m for m in (*old.measurements, *new.measurements)}
+        new = replace(old, measurements=tuple(settings[w] for w in sorted(settings, reverse=True)))
     elif old is not None and not new.complete:
         if old.complete and not fields:
             return {}
-        limits = {m.power_limit_w: m for m in (*old.measurements, *new.measurements)}
-        new = old if old.complete else replace(new, measurements=tuple(limits[w] for w in sorted(limits)))
+        settings = {m.setting: m for m in (*old.measurements, *new.measurements)}
+        new = old if old.complete else replace(new, measurements=tuple(settings[w] for w in sorted(settings)))
     fields["profiles"] = {**state.profiles, key: new}
-    if new.complete and (cost := _positive(cost_per_sample(job, new, best_limit(job, new)))) is not None:
+    if new.complete and (cost := _positive(cost_per_sample(job, new, best_setting(job, new)))) is not None:
         before = fields.get("sample_costs", state.sample_costs)
         fields["sample_costs"] = {
             **before,
@@ -382,10 +385,10 @@ def _profiled(job: Job, state: State, new: PowerProfile) -> dict[str, Any]:
 
 
 def sample_costs(job: Job, profiles: Mapping[Key, PowerProfile]) -> dict[str, dict[int, float]]:
-    """Return, for each GPU, the cost of one sample at each arm's best limit, from complete profiles."""
+    """Return, for each GPU, the cost of one sample at each arm's best setting, from complete profiles."""
     costs: dict[str, dict[int, float]] = {}
     for (batch_size, gpu_key), p in profiles.items():
-        if p.complete and (cost := _positive(cost_per_sample(job, p, best_limit(job, p)))) is not None:
+        if p.complete and (cost := _positive(cost_per_sample(job, p, best_setting(job, p)))) is not None:
             costs.setdefault(gpu_key, {})[batch_size] = cost
     return costs
 
@@ -430,7 +433,7 @@ def lesson(job: Job, sample_costs: Mapping[str, Mapping[int, float]], observatio
         epoch_cost_j=epoch_cost_j,
         profiled=profiled,
         refused=observation.epochs_allowed == 0 and not converged,
-        power_limit_w=observation.power_limit_w,
+        setting=observation.setting,
         curve=observation.curve,
     )
 
@@ -440,7 +443,7 @@ def _beside_cost(job: Job, observation: Observation, profile: PowerProfile) -> t
     assert observation.parts is not None
     beside, rates = observation.parts.together, price(job, observation.gpu.max_power_w)
     host_w = observation.host_energy_j / observation.time_s if observation.time_s else 0.0
-    epoch = epoch_at(profile, best_limit(job, profile), samples_per_epoch=observation.samples_per_epoch)
+    epoch = epoch_at(profile, best_setting(job, profile), samples_per_epoch=observation.samples_per_epoch)
     return (
         rates.of(beside.energy_j + host_w * beside.time_s, beside.time_s),
         rates.of(epoch.energy_j + host_w * epoch.time_s, epoch.time_s),

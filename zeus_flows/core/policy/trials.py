@@ -3,7 +3,7 @@
 A belief can be too sure of itself. An arm that never reached the target is ruled out only by its own runs, so that it
 gets a look now and then: a few epochs where learning curves can be compared, else as many as a run of the best known
 arm costs. A job whose looks find nothing looks less. Looks are rare but never over: what they may cost together grows
-with the logarithm of the number of runs.
+with the logarithm of the number of runs, and one takes place whenever that number has doubled since the last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from zeus_flows.core.text import cost_text, times
 # five-point Gauss-Hermite quadrature over an unknown log epoch cost
 _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
-_ONE_POINT, _ONE_WEIGHT = np.zeros(1), np.ones(1)  # the same where all of them are known
 
 ALLOWANCE = 0.4  # runs of the best known arm that looks may cost together, for each e-fold of runs so far
 JUMPS = 0.2  # probability that epochs do at an arm what no law says
@@ -34,6 +33,8 @@ JUMP = 0.7  # standard deviation of that, in log epochs for an octave
 SHORTEST_LOOK = 2  # epochs
 LOOK_HORIZON = 20.0  # as `outlook.HORIZON`, for looks ...
 LOOK_HORIZON_GROWTH = 0.02  # ... and as `outlook.HORIZON_GROWTH`
+LATEST = 200  # runs after which a look is due, whatever it is worth: ...
+TIMES = 2  # ... the first one, and then whenever so many times the runs have completed as at the last one
 PATIENCE = 4.0  # looks that found nothing after which a jump is half as probable
 
 
@@ -52,6 +53,11 @@ class Look:
     epochs: int
     price: float
     worth: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is expected to bring more than it costs."""
+        return self.worth > self.price
 
 
 def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
@@ -95,26 +101,31 @@ def best_trial(outlook: Outlook, arms: Sequence[int]) -> Choice | None:
 
 def _trial_costs(outlook: Outlook, arms: Sequence[int]) -> Floats:
     """Return J of some arms, in joules: averaged over the epoch cost where it has not been measured."""
-    epochs = outlook.belief.posterior
-    mean = outlook.costs[0]
-    unprofiled = np.array([[outlook.unprofiled[arm]] for arm in arms])
-    points, weights = (_POINTS, _WEIGHTS) if unprofiled.any() else (_ONE_POINT, _ONE_WEIGHT)
-    column = np.array(arms)[:, None]
-    deviation = np.sqrt(outlook.cost_variance[column])
-    per_epoch = np.exp(np.minimum(mean[column] + deviation * points, LARGEST_LOG))
-    _, planned = plan_many(
-        log_epochs=epochs.mean[column],
-        variance=epochs.variance[column],
-        noise=epochs.noise[column],
-        never=np.array([[outlook.never(arm)] for arm in arms]),
+    epochs, chosen = outlook.belief.posterior, np.array(arms)
+    mean, variance, noise = epochs.mean[chosen], epochs.variance[chosen], epochs.noise[chosen]
+    never = np.array([outlook.never(arm) for arm in arms])
+    log_j, once_j = outlook.costs[0][chosen], None if outlook.once is None else outlook.once[chosen]
+    unprofiled = [outlook.unprofiled[arm] for arm in arms]
+    if any(unprofiled):
+        mean, variance, noise, never, log_j = (v[:, None] for v in (mean, variance, noise, never, log_j))
+        log_j = log_j + np.sqrt(outlook.cost_variance[chosen])[:, None] * _POINTS
+        once_j = None if once_j is None else once_j[:, None]
+    per_epoch = np.exp(np.minimum(log_j, LARGEST_LOG))
+    planned = plan_many(
+        log_epochs=mean,
+        variance=variance,
+        noise=noise,
+        never=never,
         epoch_cost_j=per_epoch,
         best_cost_j=outlook.best_cost_j,
         horizon=outlook.horizon,
         max_epochs=outlook.job.max_epochs,
-        once_j=None if outlook.once is None else outlook.once[column],
+        once_j=once_j,
     )
-    profiling = (outlook.belief.profiling_ratio - 1) * unprofiled * per_epoch
-    expected: Floats = (planned + profiling) @ weights
+    if not any(unprofiled):
+        return planned
+    profiling = (outlook.belief.profiling_ratio - 1) * np.array(unprofiled)[:, None] * per_epoch
+    expected: Floats = (planned + profiling) @ _WEIGHTS
     return expected
 
 
@@ -122,32 +133,41 @@ def trial_cut(outlook: Outlook, arm: int) -> Cut:
     """Return the cut of a trial: one that is not stopped before its learning curve tells something, if that pays."""
     if outlook.belief.runs[arm] or outlook.belief.reference(arm) is None:
         return outlook.planned_cut(arm)
-    look = look_at(outlook, arm)
-    return outlook.planned_cut(arm, at_least=1 if look is None else look.epochs)
+    looks = _looks(outlook, [arm], room=_room(outlook))
+    return outlook.planned_cut(arm, at_least=looks[0].epochs if looks and looks[0].pays else 1)
 
 
 def best_look(outlook: Outlook) -> Choice | None:
-    """Return a look at the arm where that is worth most beyond its price, or None where none pays.
+    """Return a look at the arm where that is worth most beyond its price, or one that is due, or None.
 
     Arms that never reached the target are looked at, from one beyond the smallest that ever ran to one beyond the
-    largest.
+    largest. Whatever is believed of them, one is due after `LATEST` runs, and again whenever the job has run `TIMES` as
+    long as at the last look; then those that were looked at least are weighed.
     """
     belief, job = outlook.belief, outlook.job
     if outlook.view.ask.attempt > 1:
         return None
     reach = range(max(outlook.tried[0] - 1, 0), min(outlook.tried[-1] + 2, len(job.batch_sizes)))
-    arms = [arm for arm in reach if outlook.alive[arm] and not belief.runs[arm]]
-    paying = [look for arm in arms if (look := look_at(outlook, arm)) is not None]
-    look = max(paying, key=lambda look: (look.worth - look.price, look.arm), default=None)
-    if look is None:
+    arms = [arm for arm in reach if not belief.runs[arm] and outlook.alive[arm]]
+    if not arms:
         return None
+    looks = [look for look in _looks(outlook, arms, room=_room(outlook)) if look.pays]
+    if not looks and belief.completions >= max(LATEST, TIMES * outlook.last_look):
+        fewest = min(belief.stopped[arm].count for arm in arms)
+        looks = _looks(outlook, [arm for arm in arms if belief.stopped[arm].count == fewest])
+    if not looks:
+        return None
+    look = max(looks, key=lambda look: (look.worth - look.price, look.arm))
     batch_size, best = job.batch_sizes[look.arm], job.batch_sizes[outlook.incumbent or 0]
 
     def tell() -> Explanation:
         before = belief.stopped[look.arm]
         tried = f"was stopped after {before.longest} at most" if before.count else "has not run yet"
+        why = "nothing of its own has ruled it out"
+        if not look.pays:
+            why = f"looks are never over (the last was {belief.completions - outlook.last_look} runs ago)"
         text = (
-            f"batch size {batch_size} {tried}, and nothing of its own has ruled it out: a look of up to {look.epochs} "
+            f"batch size {batch_size} {tried}, and {why}: a look of up to {look.epochs} "
             f"epochs, for {100 * look.price:.0f} % of a run of {best}, the best known{outlook.law}"
         )
         return text, outlook.arms()
@@ -161,43 +181,54 @@ def best_look(outlook: Outlook) -> Choice | None:
     )
 
 
-def look_at(outlook: Outlook, arm: int) -> Look | None:
-    """Return a look at an arm; None where it would not pay, or take more than looks may cost together.
+def _looks(outlook: Outlook, arms: Sequence[int], *, room: float = math.inf) -> list[Look]:
+    """Return looks at some arms, without those that would cost more than there is `room` for.
 
-    What it brings is E[(C_best - C)+] over the horizon, under the chance that epochs jump: log C is Gaussian, as wide
-    as a jump from the nearest arm that ran, narrowed by what the arm's own runs said.
+    What one brings is E[(C_best - C)+] over the horizon, under the chance that epochs jump: log C is Gaussian, as wide
+    as a jump from the nearest arm that ran, narrowed by what the arm's own runs said. Where no curve tells before the
+    end, it goes on to the end, and is no look but a run where the arm is no dearer.
     """
-    belief, best_j, epoch_j = outlook.belief, outlook.best_cost_j, outlook.epoch_j[arm]
-    room = ALLOWANCE * math.log1p(belief.completions) - outlook.wasted
-    if room * best_j < epoch_j:
-        return None
-    reference = belief.reference(arm)
-    epochs = max(1, math.ceil(min(best_j / epoch_j, outlook.job.max_epochs)))
-    if reference is not None:
-        epochs = min(max(SHORTEST_LOOK, math.ceil(A_LOOK * reference.epochs), 2 * belief.stopped[arm].longest), epochs)
-    price = epochs * epoch_j / best_j
-    if price > room:
-        return None
-    mean, deviation = _jump(outlook, arm)
-    off = mean - math.log(best_j)
-    chance = float(ndtr(-off / deviation))
-    gain = chance - math.exp(min(off + 0.5 * deviation**2, 50.0)) * float(ndtr(-off / deviation - deviation))
+    belief, best_j = outlook.belief, outlook.best_cost_j
     jumps = JUMPS * PATIENCE / (PATIENCE + outlook.fruitless)
-    if reference is None:
-        price *= 1 - jumps * chance
-    worth = jumps * (LOOK_HORIZON + LOOK_HORIZON_GROWTH * belief.completions) * gain
-    return Look(arm, epochs, price, worth) if worth > price else None
+    horizon = LOOK_HORIZON + LOOK_HORIZON_GROWTH * belief.completions
+    looks = []
+    for arm in arms:
+        epoch_j, reference = outlook.epoch_j(arm), belief.reference(arm)
+        epochs = max(1, math.ceil(min(best_j / epoch_j, outlook.job.max_epochs)))
+        if reference is not None:
+            longer = max(SHORTEST_LOOK, math.ceil(A_LOOK * reference.epochs), 2 * belief.stopped[arm].longest)
+            epochs = min(longer, epochs)
+        price = epochs * epoch_j / best_j
+        if price > room:
+            continue
+        mean, deviation = _jump(outlook, arm)
+        off = mean - math.log(best_j)
+        chance = float(ndtr(-off / deviation))
+        gain = chance - math.exp(min(off + 0.5 * deviation**2, 50.0)) * float(ndtr(-off / deviation - deviation))
+        spared = price * chance if reference is None else 0.0
+        looks.append(Look(arm, epochs, price, worth=jumps * (horizon * gain + spared)))
+    return looks
+
+
+def _room(outlook: Outlook) -> float:
+    """Return what looks may still cost together, in runs of the best known arm."""
+    return ALLOWANCE * math.log1p(outlook.belief.completions) - outlook.wasted
 
 
 def _jump(outlook: Outlook, arm: int) -> tuple[float, float]:
-    """Return mean and deviation of an arm's log cost, should its epochs do what no law says."""
+    """Return mean and deviation of an arm's log cost, should its epochs do what no law says.
+
+    Then they are as at the nearest arm that completed, give or take a jump: where laws expect more with each octave,
+    what lies behind a dearer arm would never be looked at.
+    """
     belief, posterior = outlook.belief, outlook.belief.posterior
     x = octaves(outlook.job.batch_sizes)
     far = min(abs(x[i] - x[arm]) for i in outlook.tried if i != arm)
-    variance = JUMP**2 * max(far, 0.5) + float(posterior.variance[arm])
-    off, said = 0.0, belief.unfinished[arm]
+    mean = float(posterior.mean[min(outlook.done, key=lambda i: abs(x[i] - x[arm]))])
+    variance, said = JUMP**2 * max(far, 0.5) + float(posterior.variance[arm]), belief.unfinished[arm]
+    off = mean - float(posterior.mean[arm])
     if said is not None:
         narrowed = 1 / (1 / variance + 1 / said.variance)
-        off = narrowed / said.variance * (said.log_epochs - float(posterior.mean[arm]))
+        off += narrowed / said.variance * (said.log_epochs - mean)
         variance = narrowed
     return float(outlook.mu[arm]) + off, math.sqrt(variance + float(outlook.cost_variance[arm]))

@@ -39,7 +39,8 @@ from zeus_flows.gpu.group import Gpus
 from zeus_flows.gpu.journal import is_ours
 from zeus_flows.gpu.meter import update_period_s
 from zeus_flows.gpu.nvml import Nvml
-from zeus_flows.job_file import JobFile, PowerLimitSection
+from zeus_flows.job_file import JobFile
+from zeus_flows.job_sections.gpu_section import PowerLimitSection
 from zeus_flows.training.session import Session
 
 #: Shares of the time: a steady load, all power limits together, a session's steps.

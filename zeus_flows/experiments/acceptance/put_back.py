@@ -17,10 +17,10 @@ from typing import IO
 from zeus_flows.errors import DeviceError
 from zeus_flows.experiments.acceptance.findings import REPORT_IT, Finding, Verdict
 from zeus_flows.gpu.address import ZeusdAddress
-from zeus_flows.gpu.guard import restore_power
 from zeus_flows.gpu.journal import is_ours
 from zeus_flows.gpu.nvml import Nvml, NvmlDevice
 from zeus_flows.gpu.open_gpus import open_gpus
+from zeus_flows.gpu.putting_back import restore_power
 from zeus_flows.settings import environment_of_child, read_settings
 
 #: Ways to end.

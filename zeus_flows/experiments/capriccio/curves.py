@@ -19,7 +19,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +30,7 @@ from zeus_flows.experiments.capriccio.datasets import Dataset
 from zeus_flows.experiments.capriccio.file import ExperimentFile, load_experiment
 from zeus_flows.experiments.capriccio.models import Learner, Prepared, Scores, prepare
 from zeus_flows.experiments.capriccio.slices import split
+from zeus_flows.experiments.fan_out import FanOut
 from zeus_flows.experiments.flights.training import one_thread
 from zeus_flows.settings import read_settings
 
@@ -162,14 +165,29 @@ class Curves:
         """Return which of the seeds an attempt trains with: the same for all contenders."""
         return seed % self.trainer.experiment.science.seeds
 
-    def fill(self, progress: FillProgress = lambda _done, _all: None) -> None:
-        """Train everything that is missing, in processes of its own."""
+    def fill(self, progress: FillProgress = lambda _done, _all: None, fan_out: FanOut | None = None) -> None:
+        """Train everything that is missing.
+
+        Args:
+            progress: Told how far it is.
+            fan_out: Who trains; None: processes of its own. All seeds of a batch size on a slice are one piece.
+        """
         cells = self.trainer.cells()
         missing = [cell for cell in cells if cell not in self._known]
         progress(len(cells) - len(missing), len(cells))
         if not missing:
             return
         experiment = self.trainer.experiment
+        if fan_out is not None:
+            pieces = groupby(missing, key=lambda cell: (cell.rows, cell.batch_size))
+
+            def told(piece: CellsToTrain, curves: list[Curve]) -> None:
+                for cell, curve in zip(piece.cells, curves, strict=True):
+                    self._keep(cell, curve)
+                progress(sum(cell in self._known for cell in cells), len(cells))
+
+            fan_out(train_piece, [CellsToTrain(experiment, self._placebo, tuple(its)) for _, its in pieces], told)
+            return
         pool = ProcessPoolExecutor(
             min(experiment.science.workers, len(missing)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -266,14 +284,41 @@ def _parse(line: str) -> tuple[Cell, Curve]:
     return Cell(str(rows), int(batch_size), int(seed)), tuple(Scores(*map(float, scores)) for scores in curve)
 
 
+@dataclass(frozen=True)
+class CellsToTrain:
+    """Cells that are trained together, wherever that is; the data are there at the same path."""
+
+    experiment: ExperimentFile
+    placebo: bool
+    cells: tuple[Cell, ...]
+
+
+_one_at_a_time = threading.Lock()  # torch has one generator of random numbers for all threads
+_last: dict[tuple[str, bool], CellTrainer] = {}  # what this process trained last
+
+
+def train_piece(piece: CellsToTrain) -> list[Curve]:
+    """Train cells; the same wherever that is done."""
+    what = (piece.experiment.model_dump_json(), piece.placebo)
+    with _one_at_a_time:
+        if what not in _last:
+            _last.clear()
+            _last[what] = _trainer(piece.experiment, placebo=piece.placebo)
+        return [_last[what].curve(cell) for cell in piece.cells]
+
+
+def _trainer(experiment: ExperimentFile, *, placebo: bool) -> CellTrainer:
+    dataset = experiment.data.read(keep_text=experiment.model.kind == "bert")
+    return CellTrainer(experiment, dataset.shuffled(PLACEBO_SEED) if placebo else dataset)
+
+
 _worker: CellTrainer | None = None  # in a worker process: what it trains
 
 
 def _begin_worker(experiment: ExperimentFile, placebo: bool) -> None:
     global _worker
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-    dataset = experiment.data.read(keep_text=experiment.model.kind == "bert")
-    _worker = CellTrainer(experiment, dataset.shuffled(PLACEBO_SEED) if placebo else dataset)
+    _worker = _trainer(experiment, placebo=placebo)
 
 
 def _train_cell(cell: Cell) -> Curve:

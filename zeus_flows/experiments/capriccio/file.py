@@ -27,7 +27,8 @@ from zeus_flows.experiments.capriccio.models import ModelSection, Scores
 from zeus_flows.experiments.capriccio.rows import TableLayout
 from zeus_flows.experiments.capriccio.slices import Slice, SliceWindow, cut, sizes
 from zeus_flows.experiments.flights.data import require_data
-from zeus_flows.job_file import NAME_PATTERN, JobFile, parse_job
+from zeus_flows.job_file import JobFile, parse_job
+from zeus_flows.job_sections.wording import NAME_PATTERN
 from zeus_flows.yaml_file import Document, Kind, Section
 
 TRAIN_FUNCTION = "zeus_flows.experiments.capriccio.curves:train"

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.job import Job
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.records import Observation, decision_seed
 from zeus_flows.experiments.capriccio.curves import Curves
 from zeus_flows.experiments.capriccio.models import Scores
@@ -73,6 +74,6 @@ def _outcome(job: Job, attempts: list[Observation], curves: Curves) -> SliceOutc
         converged=last.converged,
         epochs=last.epochs,
         explored=any(o.explores for o in attempts),
-        power_limit_w=last.power_limit_w,
+        power_limit_w=last.setting if last.knob is Knob.POWER_LIMIT else None,
         scores=curves.scores(last.recurrence, last.batch_size, seed, last.epochs),
     )

@@ -19,9 +19,10 @@ from scipy.special import betaincinv
 
 from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import Overheads
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Part, PowerProfile, SettingMeasurement
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.capriccio.curves import Cell, Curves
+from zeus_flows.experiments.fan_out import FanOut, in_turn
 from zeus_flows.experiments.replay.replaying import TraceTrainer
 from zeus_flows.experiments.replay.shifts import Shift, lengthened, shifted
 from zeus_flows.experiments.replay.traces import Trace
@@ -37,6 +38,7 @@ Floats = npt.NDArray[np.float64]
 PLANTED: Final = (1.25, 1.5, 2.0, 3.0)  # factors on epochs that the detector is tried with
 NOTICED_WITHIN: Final = 10  # recurrences after a planted change in which a reset counts as having noticed it
 _RESAMPLES: Final = 2000
+_TOGETHER: Final = 10  # replays that are one piece of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +167,13 @@ class Findings:
         return interval(np.array([100.0 * len(a) / slices for a in self.replays[contender].alarms]))
 
 
-def measure(curves: Curves, jobs: Mapping[str, JobFile], *, replays: int) -> Findings:
-    """Compute the findings from the learning curves. All curves must exist."""
+def measure(curves: Curves, jobs: Mapping[str, JobFile], *, replays: int, fan_out: FanOut = in_turn) -> Findings:
+    """Compute the findings from the learning curves, which must all exist; `fan_out` replays."""
     first = next(iter(jobs.values()))
     traces = slice_traces(curves, first)
     oracle = _oracle(traces, first.core())
-    return Findings(
-        oracle,
-        {name: replay_slices(traces, file.core(), oracle.best_costs_j, times=replays) for name, file in jobs.items()},
-    )
+    asked = [(traces, file.core(), oracle.best_costs_j) for file in jobs.values()]
+    return Findings(oracle, dict(zip(jobs, replayed(asked, times=replays, fan_out=fan_out), strict=True)))
 
 
 def slice_traces(curves: Curves, job_file: JobFile) -> tuple[Trace, ...]:
@@ -222,15 +222,40 @@ def simulated_profiles(
         share, each = workload.evaluation_s / load.seconds_per_epoch, 1 / len(at)
         evaluation = tuple((limit, Part(1, share * s * w, share * s).times(each)) for limit, s, w in at)
         overheads[b] = Overheads(evaluation=tuple(sorted(evaluation)), rest=Part(1))
-        measured = tuple(LimitMeasurement(limit, watts, samples_per_epoch / seconds) for limit, seconds, watts in at)
+        measured = tuple(SettingMeasurement(limit, watts, samples_per_epoch / seconds) for limit, seconds, watts in at)
         profiles[b] = PowerProfile(b, gpu, measured)
     return gpu, profiles, overheads
 
 
-def replay_slices(traces: Sequence[Trace], job: Job, best_costs_j: Floats, *, times: int) -> Replays:
-    """Replay a job over the slices in memory, with policy seeds 0, 1, 2 ..."""
-    regret, alarms = np.zeros((times, len(traces))), []
-    for seed in range(times):
+@dataclass(frozen=True)
+class Replaying:
+    """A job to be replayed over slices with some policy seeds, wherever that is done."""
+
+    traces: Sequence[Trace]
+    job: Job
+    best_costs_j: Floats
+    seeds: range
+
+
+def replayed(asked: Sequence[tuple[Sequence[Trace], Job, Floats]], *, times: int, fan_out: FanOut) -> list[Replays]:
+    """Replay jobs, each over slices of best costs, with policy seeds 0, 1, 2 ...; a few seeds of a job are a piece."""
+    some = [range(first, min(first + _TOGETHER, times)) for first in range(0, times, _TOGETHER)]
+    done = fan_out(_replay_piece, [Replaying(*one, seeds) for one in asked for seeds in some])
+    return [_joined(done[i * len(some) : (i + 1) * len(some)]) for i in range(len(asked))]
+
+
+def _joined(parts: Sequence[Replays]) -> Replays:
+    return Replays(np.vstack([part.regret for part in parts]), tuple(a for part in parts for a in part.alarms))
+
+
+def _replay_piece(piece: Replaying) -> Replays:
+    return replay_slices(piece.traces, piece.job, piece.best_costs_j, seeds=piece.seeds)
+
+
+def replay_slices(traces: Sequence[Trace], job: Job, best_costs_j: Floats, *, seeds: range) -> Replays:
+    """Replay a job over the slices in memory, once with each of some policy seeds."""
+    regret, alarms = np.zeros((len(seeds), len(traces))), []
+    for row, seed in enumerate(seeds):
         mine = replace(job, seed=seed)
         shifts = dict(enumerate(traces[1:], start=2))
         trainer = TraceTrainer(traces[0], mine, np.random.default_rng(seed), shifts=shifts)
@@ -239,7 +264,7 @@ def replay_slices(traces: Sequence[Trace], job: Job, best_costs_j: Floats, *, ti
         resets, at = 0, []
         for i in range(len(traces)):
             recurrence = run_recurrence(mine, steps)
-            regret[seed, i] = recurrence.cost_j(mine) / best_costs_j[i] - 1.0
+            regret[row, i] = recurrence.cost_j(mine) / best_costs_j[i] - 1.0
             now = getattr(ledger.history().state.belief, "resets", 0)
             if now > resets:
                 at.append(recurrence.number)
@@ -248,7 +273,7 @@ def replay_slices(traces: Sequence[Trace], job: Job, best_costs_j: Floats, *, ti
     return Replays(regret, tuple(alarms))
 
 
-def detections(traces: Sequence[Trace], job: Job, *, times: int) -> tuple[Detection, ...]:
+def detections(traces: Sequence[Trace], job: Job, *, times: int, fan_out: FanOut = in_turn) -> tuple[Detection, ...]:
     """Plant changes in slices that do not drift, and see how the policy's detector notices them.
 
     From the middle slice on, every batch size takes a factor more epochs.
@@ -256,10 +281,13 @@ def detections(traces: Sequence[Trace], job: Job, *, times: int) -> tuple[Detect
     middle, found = len(traces) // 2, []
     longer = [lengthened(trace) for trace in traces]
     job = replace(job, max_epochs=longer[0].max_epochs)
-    for factor in PLANTED:
-        planted = [t if i < middle else shifted(t, Shift("planted", times=factor)) for i, t in enumerate(longer)]
-        alarms = replay_slices(planted, job, np.ones(len(planted)), times=times).alarms
-        after = [next((a - middle for a in mine if a > middle), None) for mine in alarms]
+    planted = [
+        [t if i < middle else shifted(t, Shift("planted", times=factor)) for i, t in enumerate(longer)]
+        for factor in PLANTED
+    ]
+    asked = [(slices, job, np.ones(len(slices))) for slices in planted]
+    for factor, replays in zip(PLANTED, replayed(asked, times=times, fan_out=fan_out), strict=True):
+        after = [next((a - middle for a in mine if a > middle), None) for mine in replays.alarms]
         delays = [d for d in after if d is not None and d <= NOTICED_WITHIN]
         delay = interval(np.array(delays, dtype=float)) if delays else None
         found.append(Detection(factor, share(len(delays), times), delay))

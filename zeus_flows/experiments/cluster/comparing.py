@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import numpy as np
 
 from zeus_flows.core.job import Job
 from zeus_flows.experiments.cluster.groups import Arrivals, Group, seed_of
 from zeus_flows.experiments.cluster.simulating import GroupSums, simulate
+from zeus_flows.experiments.fan_out import FanOut
 from zeus_flows.experiments.paper.result import Cell, Chart, ChartKind, Result
 from zeus_flows.experiments.replay.replaying import replay_job
 from zeus_flows.experiments.replay.traces import Trace
@@ -20,16 +20,6 @@ ALL = "all"  # the workloads together
 PIECES = 100  # that the work is shared out in, at most
 RESAMPLES = 2_000
 MEASURES = ("jobs", "attempts", "energy_j", "time_s", "cost_j", "missed", "overlapping")  # of a `GroupOutcome`
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-class FanOut(Protocol):
-    """Does a piece of work for each item, in whatever order; results come back in that of the items."""
-
-    def __call__(self, work: Callable[[T], R], items: Sequence[T], /) -> list[R]:
-        """Do it."""
 
 
 @dataclass(frozen=True, slots=True)

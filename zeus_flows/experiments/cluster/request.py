@@ -8,8 +8,9 @@ from pathlib import Path
 
 from zeus_flows.core.policy import POLICIES
 from zeus_flows.errors import ConfigError
-from zeus_flows.experiments.cluster.comparing import ClusterRow, FanOut, as_result, compare_groups
+from zeus_flows.experiments.cluster.comparing import ClusterRow, as_result, compare_groups
 from zeus_flows.experiments.cluster.groups import Arrivals, draw_groups, read_groups
+from zeus_flows.experiments.fan_out import FanOut
 from zeus_flows.experiments.paper.drawing import draw
 from zeus_flows.experiments.paper.result import write_csv
 from zeus_flows.experiments.replay.comparison import find_traces

@@ -74,7 +74,7 @@ def search(traces: Sequence[Trace], seeds: int, say: Say, *, policies: Sequence[
             rows += [(trace.workload, policy, 0, b, w, value) for (b, w), value in regret.items()]
             for seed in range(seeds):
                 run, walk = _followed(trace, policy, seed)
-                steps = [(o.batch_size, o.power_limit_w or 0.0) for r in walk for o in [r.attempts[-1][1]]]
+                steps = [(o.batch_size, o.setting or 0.0) for r in walk for o in [r.attempts[-1][1]]]
                 ends[policy].append(settled_at(run))
                 missed[policy].append(Counter(steps[-LAST:]).most_common(1)[0][0] != best)
                 if not seed:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from zeus_flows.core.power import best_limit
+from zeus_flows.core.power import best_setting
 from zeus_flows.experiments.paper.result import Chart, ChartKind, Claim, GuideLine, Result, range_claim
 from zeus_flows.experiments.replay.replaying import replay_job
 from zeus_flows.experiments.replay.traces import Trace
@@ -34,7 +34,7 @@ def configurations(trace: Trace) -> list[Configuration]:
         if math.isfinite(epochs):
             for m in trace.profiles[b].measurements:
                 time_s = epochs * trace.samples_per_epoch / m.samples_per_s
-                found.append(Configuration(b, m.power_limit_w, time_s, time_s * m.average_power_w))
+                found.append(Configuration(b, m.setting, time_s, time_s * m.average_power_w))
     return found
 
 
@@ -258,7 +258,7 @@ def overhead(traces: Sequence[Trace]) -> Result:
     rows: list[tuple[str, float, float]] = []
     for trace in traces:
         b = baseline(trace).batch_size
-        at = best_limit(replay_job(trace, "power"), trace.profiles[b], samples_per_epoch=trace.samples_per_epoch)
+        at = best_setting(replay_job(trace, "power"), trace.profiles[b], samples_per_epoch=trace.samples_per_epoch)
         time_s = trace.mean_epochs(b) * trace.samples_per_epoch / at.samples_per_s
         each = trace.profiles[b].measurements
         instead_s = sum(PROFILED_S * m.samples_per_s / at.samples_per_s for m in each)

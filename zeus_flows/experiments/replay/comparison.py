@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.overheads import NOTHING
 from zeus_flows.core.power import run_at
 from zeus_flows.errors import ConfigError
+from zeus_flows.experiments.fan_out import FanOut, in_turn
 from zeus_flows.experiments.replay.replaying import Replay, replay_job, replay_many
 from zeus_flows.experiments.replay.traces import Trace, jobs_in, read_trace
 from zeus_flows.experiments.replay.workloads import JOBS, model_trace
@@ -57,7 +58,7 @@ def default_run(trace: Trace, job: Job) -> DefaultRun:
     runs = trace.epochs[trace.default_batch_size]
     epochs = sum(trace.max_epochs if e is None else min(e, trace.max_epochs) for e in runs) / len(runs)
     profile = trace.profiles[trace.default_batch_size]
-    at = max(profile.measurements, key=lambda m: m.power_limit_w)
+    at = max(profile.measurements, key=lambda m: m.setting)
     overheads = trace.overheads.get(trace.default_batch_size, NOTHING)
     run = run_at(
         profile,
@@ -105,14 +106,6 @@ class Contest:
     job: Job
     seeds: int
     recurrences: int
-
-
-FanOut = Callable[[Callable[[Contest], Row], Sequence[Contest]], list[Row]]
-
-
-def in_turn(work: Callable[[Contest], Row], contests: Sequence[Contest]) -> list[Row]:
-    """Do one after the other: the `FanOut` that needs nothing else."""
-    return [work(contest) for contest in contests]
 
 
 def compare(

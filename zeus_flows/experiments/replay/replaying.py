@@ -18,8 +18,8 @@ from zeus_flows.core.early_stop import PlannedCut, epochs_allowed
 from zeus_flows.core.job import Job
 from zeus_flows.core.learning_curve import Curve, seen_by
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.power import best_limit
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power import best_setting
+from zeus_flows.core.power_profile import Gpu, Part, Parts, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Decision, EnergySource, Observation, Outcome
 from zeus_flows.experiments.replay.traces import Trace
 from zeus_flows.ledger.memory import MemoryLedger
@@ -41,7 +41,7 @@ class Epoch:
 
 
 #: Of each batch size: its best limit, an epoch at it and its cost, and an epoch that profiles all limits.
-LookedUp = dict[int, tuple[LimitMeasurement, Epoch, float, Epoch]]
+LookedUp = dict[int, tuple[SettingMeasurement, Epoch, float, Epoch]]
 
 
 class TraceTrainer:
@@ -101,16 +101,16 @@ class TraceTrainer:
         at, epoch, cost_j, profiling = self._best.get(b) or self._look_up(b)
         beside = trace.overheads.get(b, NOTHING)
         once, once_j = beside.once_each, trace.once_cost(self._job, b) if beside else 0.0
-        limit_w: float | None = at.power_limit_w
-        profiles = decision.tune_power and decision.power_limit_w is None and (profile is None or not profile.complete)
-        if not decision.tune_power or decision.power_limit_w is not None:
-            fixed_w = decision.power_limit_w or trace.gpu.max_power_w
-            at = min(trace.profiles[b].measurements, key=lambda m: abs(m.power_limit_w - fixed_w))
-            epoch, limit_w = _epoch(trace, b, at), decision.power_limit_w
+        limit_w: float | None = at.setting
+        profiles = decision.tune_power and decision.setting is None and (profile is None or not profile.complete)
+        if not decision.tune_power or decision.setting is not None:
+            fixed_w = decision.setting or trace.gpu.max_power_w
+            at = min(trace.profiles[b].measurements, key=lambda m: abs(m.setting - fixed_w))
+            epoch, limit_w = _epoch(trace, b, at), decision.setting
         measured = trace.profiles[b] if profiles else None
         if profiles and self._offline:
             at, measured = _next_limit(trace.profiles[b], profile)
-            epoch, limit_w, profiles = _epoch(trace, b, at), at.power_limit_w, False
+            epoch, limit_w, profiles = _epoch(trace, b, at), at.setting, False
             cost_j = price(self._job, trace.gpu.max_power_w).of(epoch.energy_j, epoch.time_s)
         allowed = epochs_allowed(decision.cut, epoch_cost_j=cost_j, max_epochs=trace.max_epochs, once_j=once_j)
         if curve and isinstance(decision.cut, PlannedCut) and decision.cut.reference is not None:
@@ -137,7 +137,7 @@ class TraceTrainer:
             gpu=trace.gpu,
             energy_source=self.energy_source,
             samples_per_epoch=trace.samples_per_epoch,
-            power_limit_w=limit_w,
+            setting=limit_w,
             profile=measured,
             profiling_energy_j=began * first.energy_j if profiles else 0.0,
             profiling_time_s=began * first.time_s if profiles else 0.0,
@@ -145,20 +145,20 @@ class TraceTrainer:
             explores=decision.explores,
             fingerprint=job.fingerprint,
             control=decision.control,
-            limit_before_w=trace.gpu.max_power_w / trace.gpu.count,
+            setting_before=trace.gpu.max_power_w / trace.gpu.count,
             parts=_parts(beside, trace.profiles[b], at, epochs) if beside else None,
             curve=tuple([point for point in curve if point[0] <= epochs]),
         )
 
-    def _look_up(self, batch_size: int) -> tuple[LimitMeasurement, Epoch, float, Epoch]:
+    def _look_up(self, batch_size: int) -> tuple[SettingMeasurement, Epoch, float, Epoch]:
         """Return the best limit of an arm, an epoch at it and its cost, and an epoch that profiles all limits."""
         profile = self._trace.profiles[batch_size]
         beside, samples = self._trace.overheads.get(batch_size, NOTHING), self._trace.samples_per_epoch
-        at = best_limit(self._job, profile, samples_per_epoch=samples, overheads=beside)
+        at = best_setting(self._job, profile, samples_per_epoch=samples, overheads=beside)
         epoch = _epoch(self._trace, batch_size, at)
         cost_j = price(self._job, self._trace.gpu.max_power_w).of(epoch.energy_j, epoch.time_s)
         each = [_steps(self._trace, m) for m in profile.measurements]
-        rest = beside.per_epoch(at.power_limit_w, profile)
+        rest = beside.per_epoch(at.setting, profile)
         profiling = Epoch(
             sum(e.time_s for e in each) / len(each) + rest.time_s,
             sum(e.energy_j for e in each) / len(each) + rest.energy_j,
@@ -319,10 +319,10 @@ def _told(trace: Trace, job: Job, done: Sequence[tuple[Observation, ...]], best_
     )
 
 
-def _next_limit(whole: PowerProfile, known: PowerProfile | None) -> tuple[LimitMeasurement, PowerProfile]:
+def _next_limit(whole: PowerProfile, known: PowerProfile | None) -> tuple[SettingMeasurement, PowerProfile]:
     """Return the greatest limit that no run measured yet, and the profile once one has."""
     before = () if known is None else known.measurements
-    at = next(m for m in whole.measurements if m.power_limit_w not in {k.power_limit_w for k in before})
+    at = next(m for m in whole.measurements if m.setting not in {k.setting for k in before})
     measured = (*before, at)
     return at, replace(whole, measurements=measured, complete=len(measured) == len(whole.measurements))
 
@@ -342,29 +342,29 @@ def _watched(
     return last
 
 
-def _epoch(trace: Trace, batch_size: int, at: LimitMeasurement) -> Epoch:
+def _epoch(trace: Trace, batch_size: int, at: SettingMeasurement) -> Epoch:
     """Return an epoch at one power limit, with what lies beside its steps."""
     steps = _steps(trace, at)
     beside = trace.overheads.get(batch_size)
     if beside is None:
         return steps
-    rest = beside.per_epoch(at.power_limit_w, trace.profiles[batch_size])
+    rest = beside.per_epoch(at.setting, trace.profiles[batch_size])
     return Epoch(steps.time_s + rest.time_s, steps.energy_j + rest.energy_j)
 
 
-def _steps(trace: Trace, at: LimitMeasurement) -> Epoch:
+def _steps(trace: Trace, at: SettingMeasurement) -> Epoch:
     time_s = trace.samples_per_epoch / at.samples_per_s
     return Epoch(time_s, time_s * at.average_power_w)
 
 
-def _parts(beside: Overheads, profile: PowerProfile, at: LimitMeasurement, epochs: int) -> Parts:
+def _parts(beside: Overheads, profile: PowerProfile, at: SettingMeasurement, epochs: int) -> Parts:
     """Return what a run of so many epochs takes beside its steps."""
-    evaluation = beside.evaluation_at(at.power_limit_w, profile).times(beside.evaluations_per_epoch * epochs)
+    evaluation = beside.evaluation_at(at.setting, profile).times(beside.evaluations_per_epoch * epochs)
     rest = beside.rest.each.times(epochs)
     once = beside.once_each
     return Parts(
         Part(1, once.energy_j, once.time_s),
-        ((at.power_limit_w, evaluation),) if evaluation.count else (),
+        ((at.setting, evaluation),) if evaluation.count else (),
         Part(epochs, rest.energy_j, rest.time_s),
     )
 

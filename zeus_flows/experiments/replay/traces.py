@@ -17,7 +17,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.learning_curve import Curve
 from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import epoch_cost
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.power_profile import Gpu, Part, PowerProfile, SettingMeasurement
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.csv_rows import integer, number, rows
 
@@ -79,7 +79,7 @@ class Trace:
     @property
     def power_limits_w(self) -> tuple[float, ...]:
         """The limits of the trace, ascending."""
-        return tuple(sorted({m.power_limit_w for p in self.profiles.values() for m in p.measurements}))
+        return tuple(sorted({m.setting for p in self.profiles.values() for m in p.measurements}))
 
     def mean_epochs(self, batch_size: int) -> float:
         """Return the expected epochs to the target; infinite where some repetition never got there in time."""
@@ -154,7 +154,7 @@ def read_trace(
         if reached is not None:
             levels.setdefault(run, []).append((reached, level))
     power_file = folder / f"summary_power_{gpu}.csv"
-    limits: dict[int, list[LimitMeasurement]] = {}
+    limits: dict[int, list[SettingMeasurement]] = {}
     max_power_w = 0.0
     for where, row in rows(power_file, POWER_COLUMNS):
         limit = number(where, row, "power_limit")
@@ -163,7 +163,7 @@ def read_trace(
             seconds, watts = number(where, row, "time_per_epoch"), number(where, row, "average_power")
             if min(limit, seconds, watts) <= 0:
                 raise ConfigError(f"{where}: power limit, time and power must be positive")
-            measured = LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds)
+            measured = SettingMeasurement(limit, watts, SAMPLES_PER_EPOCH / seconds)
             limits.setdefault(integer(where, row, "batch_size"), []).append(measured)
     overheads = _read_overheads(folder / f"summary_overheads_{gpu}.csv", spec)
     arms = sorted(b for b in epochs if b in limits)
@@ -178,7 +178,7 @@ def read_trace(
         workload=workload,
         gpu=device,
         epochs={b: tuple(epochs[b]) for b in arms},
-        profiles={b: PowerProfile(b, device, tuple(sorted(limits[b], key=lambda m: -m.power_limit_w))) for b in arms},
+        profiles={b: PowerProfile(b, device, tuple(sorted(limits[b], key=lambda m: -m.setting))) for b in arms},
         default_batch_size=max((b for b in arms if b <= default), default=arms[0]),
         max_epochs=spec.max_epochs,
         overheads={b: overheads[b] for b in arms if b in overheads},

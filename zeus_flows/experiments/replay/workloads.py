@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from zeus_flows.core.power_profile import Gpu, LimitMeasurement, PowerProfile
+from zeus_flows.core.power_profile import Gpu, PowerProfile, SettingMeasurement
 from zeus_flows.errors import ConfigError
 from zeus_flows.experiments.replay.traces import SAMPLES_PER_EPOCH, Trace, TraceJob
 from zeus_flows.gpu.simulated import CHIPS, Workload
@@ -109,7 +109,7 @@ def model_trace(workload: str, gpu: str, *, default_batch_size: int | None = Non
         load = model.load.at(b, chip)
         epochs = [(limit, *chip.epoch(load, limit)) for limit in limits]
         measured = (
-            LimitMeasurement(limit, watts, SAMPLES_PER_EPOCH / (seconds * SLOWNESS[gpu]))
+            SettingMeasurement(limit, watts, SAMPLES_PER_EPOCH / (seconds * SLOWNESS[gpu]))
             for limit, seconds, watts in epochs
         )
         profiles[b] = PowerProfile(b, device, tuple(measured))

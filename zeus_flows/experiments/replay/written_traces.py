@@ -71,7 +71,7 @@ def write_traces(observations: Iterable[Observation], folder: Path, labels: Trac
         power = [
             (
                 *(labels.dataset, labels.network, b, labels.optimizer),
-                *(f"{m.power_limit_w:g}", samples / m.samples_per_s, m.average_power_w),
+                *(f"{m.setting:g}", samples / m.samples_per_s, m.average_power_w),
             )
             for (on, b), (profile, samples) in sorted(profiles.items(), key=lambda item: item[0][1])
             for m in profile.measurements

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from mlflow.entities import Metric
 
+from zeus_flows.core import policy
 from zeus_flows.core.attempt import EpochReport
 from zeus_flows.core.cost import observed_cost
 from zeus_flows.core.gate import GateCheck
-from zeus_flows.core.job import Job
+from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.power_profile import Part
-from zeus_flows.core.records import EnergySource, Observation
+from zeus_flows.core.records import EnergySource, Observation, Outcome
 from zeus_flows.core.savings import Savings
 from zeus_flows.ledger.mlflow import names
 
@@ -30,10 +31,10 @@ def of_epoch(report: EpochReport, *, joules: bool = True) -> Values:
     The metric is there twice: under a name that all jobs share, and under the user's own.
     """
     own = {named(report.metric_name): report.metric} if report.metric_name else {}
+    took = {names.EPOCH_ENERGY_J: report.energy_j if joules else None, names.EPOCH_TIME_S: report.time_s}
     return {
-        names.EPOCH_ENERGY_J: report.energy_j if joules else None,
-        names.EPOCH_TIME_S: report.time_s,
-        names.EPOCH_POWER_LIMIT_W: report.power_limit_w,
+        **_rounded(took),
+        names.EPOCH_SETTING[report.knob]: report.setting,
         names.EPOCH_METRIC: report.metric,
         **own,
     }
@@ -42,9 +43,9 @@ def of_epoch(report: EpochReport, *, joules: bool = True) -> Values:
 def of_attempt(job: Job, observation: Observation) -> Values:
     """Return what an attempt's run shows of its outcome."""
     joules = _in_joules(job, observation)
-    return {
+    shown = {
         names.BATCH_SIZE: float(observation.batch_size),
-        names.POWER_LIMIT_W: observation.power_limit_w,
+        names.SETTING[observation.knob]: observation.setting,
         names.ENERGY_TO_ACCURACY_J: observation.energy_j if joules else None,
         names.HOST_ENERGY_J: observation.host_energy_j if joules and observation.host_energy_j > 0 else None,
         names.TIME_TO_ACCURACY_S: observation.time_s,
@@ -53,6 +54,29 @@ def of_attempt(job: Job, observation: Observation) -> Values:
         names.CONVERGED: float(observation.converged),
         **_parts(observation, joules=joules),
     }
+    return _rounded(shown)
+
+
+def of_saving(job: Job, observation: Observation, saved: Savings) -> Values:
+    """Return what an attempt saved: what the default was expected to take then, without what the attempt took.
+
+    One that was stopped has only cost; one that was to change nothing has saved nothing. Where the default is not
+    known, or an attempt broke, nothing is said.
+
+    Args:
+        job: Whose.
+        observation: The attempt's outcome.
+        saved: What is known of the default once it is folded.
+    """
+    unknown = saved.from_now_on is None or saved.mode in (Mode.OFF, Mode.OBSERVE)
+    if saved.from_now_on is None or unknown or observation.outcome is Outcome.FAILED or not observation.energy_complete:
+        return {}
+    ((_, cost),) = _cost(job, [observation]).items()
+    assert cost is not None
+    default = saved.from_now_on.baseline.cost_j if observation.converged else 0.0
+    return _rounded(
+        {names.SAVED_S if saved.in_seconds else names.SAVED_J: 0.0 if observation.control else default - cost}
+    )
 
 
 def of_recurrence(job: Job, observations: Sequence[Observation]) -> Values:
@@ -60,15 +84,16 @@ def of_recurrence(job: Job, observations: Sequence[Observation]) -> Values:
     last = observations[-1]
     host_j = sum(o.host_energy_j for o in observations)
     joules = all(_in_joules(job, o) for o in observations)
-    return {
+    shown = {
         **_cost(job, observations),
         names.ENERGY_TO_ACCURACY_J: sum(o.energy_j for o in observations) if joules else None,
         names.HOST_ENERGY_J: host_j if joules and host_j > 0 else None,
         names.TIME_TO_ACCURACY_S: sum(o.time_s for o in observations),
         names.BATCH_SIZE: float(last.batch_size),
-        names.POWER_LIMIT_W: last.power_limit_w,
+        names.SETTING[last.knob]: last.setting,
         names.ATTEMPTS: float(len(observations)),
     }
+    return _rounded(shown)
 
 
 def of_savings(saved: Savings) -> dict[str, float]:
@@ -87,13 +112,28 @@ def of_savings(saved: Savings) -> dict[str, float]:
         figures[names.saved_cost(unit)] = total.amount.cost_j
         figures[names.saved_cost_low(unit)] = total.low.cost_j
         figures[names.saved_cost_high(unit)] = total.high.cost_j
-        figures[names.SAVED_COST_PERCENT] = total.amount.percent_of(saved.so_far.baseline).cost_j
+        figures[names.SAVED_COST_PERCENT] = round(total.amount.percent_of(saved.so_far.baseline).cost_j, 1)
         for line in saved.so_far.lines:
             figures[names.saved_by(line.name.replace(" ", "_"), unit)] = line.amount.cost_j
         figures[names.SAVED_RECURRENCES] = float(saved.so_far.recurrences)
     figures[names.SAVED_LOST_RECURRENCES] = float(saved.apart.lost.count)
     figures[names.SAVED_SKIPPED_RECURRENCES] = float(saved.apart.skipped.count)
-    return figures
+    return {name: value for name, value in _rounded(figures).items() if value is not None}
+
+
+class SavingsOnce:
+    """What was saved by a state, computed once: an attempt's run and its recurrence's point both show it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last: tuple[tuple[int, tuple[int, int]], Savings] | None = None
+
+    def saved(self, state: policy.State) -> Savings:
+        """Return what was saved; the same fold ends with the same observation and has as many."""
+        key = (state.observations, state.order)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, policy.saved(self._job, state))
+        return self._last[1]
 
 
 def of_check(check: GateCheck) -> Values:
@@ -133,6 +173,14 @@ def metrics(values: Values, *, step: int, at_s: float | None = None) -> list[Met
     """Return those values that there are as MLflow's metrics."""
     at_ms = int((time.time() if at_s is None else at_s) * 1000)
     return [Metric(name, value, at_ms, step) for name, value in values.items() if value is not None]
+
+
+def _rounded(values: Values) -> dict[str, float | None]:
+    """Return values with joules and seconds of five digits, as a table can show them; records have all of theirs."""
+    return {
+        name: float(f"{value:.5g}") if value is not None and name.endswith(("_j", "_s")) else value
+        for name, value in values.items()
+    }
 
 
 def _in_joules(job: Job, observation: Observation) -> bool:

@@ -32,7 +32,7 @@ from zeus_flows.ledger.mlflow.links import intact
 from zeus_flows.ledger.mlflow.query import having
 from zeus_flows.ledger.mlflow.tables import read_params
 from zeus_flows.masking import mask_logs
-from zeus_flows.settings import bound_mlflow
+from zeus_flows.settings import bound_mlflow, workspace
 
 T = TypeVar("T")
 
@@ -64,6 +64,7 @@ class Store:
 
     Attributes:
         location: Where, without secrets; the same from every folder.
+        workspace: Of the server, where it has any.
         answered_s: When it last answered, on the monotonic clock.
     """
 
@@ -76,6 +77,7 @@ class Store:
         self._deadline: float | None = None
         self._patience_s = patience_s
         self.location = location(tracking_uri)
+        self.workspace = workspace(tracking_uri)
         self.answered_s = time.monotonic()
 
     @cached_property

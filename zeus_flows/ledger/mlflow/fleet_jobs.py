@@ -219,6 +219,7 @@ def _told(run: Run) -> NewestAttempt:
     tags, metrics, params = run.data.tags, run.data.metrics, run.data.params
     decision = codec.load_decision(params[names.DECISION])
     outcome = tags.get(names.OUTCOME)
+    knob = next((knob for knob, name in names.SETTING.items() if name in metrics), decision.knob)
     return NewestAttempt(
         recurrence=int(tags[names.RECURRENCE]),
         attempt=int(tags[names.ATTEMPT]),
@@ -226,7 +227,8 @@ def _told(run: Run) -> NewestAttempt:
         mode=tags.get(names.MODE, ""),
         mode_why=decision.asked.mode_why if decision.asked is not None else "",
         batch_size=decision.batch_size,
-        power_limit_w=metrics.get(names.POWER_LIMIT_W),
+        setting=metrics.get(names.SETTING[knob]),
+        knob=knob,
         outcome=Outcome(outcome) if outcome else None,
         late=names.LATE in tags,
         degraded=tags.get(names.DEGRADED) == "true",

@@ -277,6 +277,18 @@ class HistoryReader:
         self.decided_on = replace(known, saved=known.upto)
         return self._writer.grown(known.window, snapshot.Snapshot(known.upto, known.closed))[0]
 
+    def is_halfway(self, recurrence: int) -> bool:
+        """Return whether a recurrence is halfway between two snapshots, or the first: a time for what takes a call."""
+        known = self.decided_on
+        return recurrence == 1 or (known is not None and known.lag == snapshot.EVERY // 2)
+
+    def after(self, observation: Observation) -> policy.State | None:
+        """Return what the last decision was taken on, with what came of it; None where that is not known here."""
+        known = self.decided_on
+        if known is None or known.outdated or known.state.order >= observation.order:
+            return None
+        return policy.advance(self._job, known.state, observation)
+
     def keep_pages(self) -> None:
         """Write the snapshots that end pages, where the last decision passed any: old ones are explained from them."""
         known = self.decided_on

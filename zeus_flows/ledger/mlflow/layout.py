@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
+from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from zeus_flows.core.drift_windows import Cause
@@ -21,7 +22,7 @@ from zeus_flows.core.job import Job
 from zeus_flows.core.records import EnergySource
 from zeus_flows.errors import LedgerDamaged, StoreError, UnknownAttempt
 from zeus_flows.killpoints import reached
-from zeus_flows.ledger.mlflow import names, pages
+from zeus_flows.ledger.mlflow import names, pages, views
 from zeus_flows.ledger.mlflow.address import key_of
 from zeus_flows.ledger.mlflow.client import Store
 from zeus_flows.ledger.mlflow.links import intact
@@ -30,6 +31,7 @@ from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.places import find_places, ledger_name, ledger_note, link_places
 from zeus_flows.ledger.mlflow.record_text import fits_tag
 from zeus_flows.ledger.mlflow.set_aside import shortened, write_words
+from zeus_flows.ledger.mlflow.views import SavedView
 from zeus_flows.ledger.mlflow.window_run import CurrentWindow, read_window
 
 #: Pages that are as fast read one by one.
@@ -54,12 +56,16 @@ def _naming_what_is_gone(read: Callable[Concatenate[Layout, P], T]) -> Callable[
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a ledger's runs are, as one that has looked knows it: another need not ask again."""
+    """Where a ledger's runs are, as one that has looked knows it: another need not ask again.
+
+    `said` are the tags of the job's experiment.
+    """
 
     experiment_id: str
     root: tuple[str, str]
     window: CurrentWindow
     pages: Mapping[int, str]
+    said: Mapping[str, str]
 
 
 class Layout:
@@ -76,6 +82,8 @@ class Layout:
 
     Attributes:
         comparable: The same, each shortened.
+        said: The tags of the job's experiment, as it was found or as they were written since.
+        began_ms: When the job's experiment was made; None where that is not known.
     """
 
     def __init__(
@@ -83,6 +91,8 @@ class Layout:
     ) -> None:
         self._job, self._store, self._energy_source = job, store, energy_source
         self.comparable = shortened(comparable or {})
+        self.said: dict[str, str] = {}
+        self.began_ms: int | None = None
         self._experiment_id: str | None = None
         self._root: tuple[str, str] | None = None
         self._window: CurrentWindow | None = None
@@ -101,8 +111,10 @@ class Layout:
         if self._experiment_id is None:
             self._find_root(make=False)
         if self._experiment_id is None:
-            made = self._store.create_experiment(self._job.name, tags={names.JOB: self._job.name})
+            tags = {names.JOB: self._job.name} | views.due(self.views, {})
+            made = self._store.create_experiment(self._job.name, tags=tags)
             found = find_places(self._store, self._job.name).job if made is None else None
+            self.said = tags if found is None else dict(found.tags)
             self._experiment_id = made or str(found.experiment_id if found else "")
         return self._experiment_id
 
@@ -115,6 +127,11 @@ class Layout:
     def about(self) -> dict[str, str]:
         """The tags that say what this job's observations are comparable with."""
         return {names.FINGERPRINT: self._job.fingerprint, names.ENERGY_SOURCE: self._energy_source.value}
+
+    @property
+    def views(self) -> tuple[SavedView, ...]:
+        """The saved views that the job's experiment should have."""
+        return views.all_views(joules=not self._job.in_seconds and self._energy_source is not EnergySource.NONE)
 
     @property
     def mark(self) -> str:
@@ -197,12 +214,13 @@ class Layout:
 
     def whereabouts(self) -> Whereabouts:
         """Return what another ledger of this job need not ask for."""
-        return Whereabouts(self.experiment_id, self._require_root(), self.current(), dict(self._pages))
+        return Whereabouts(self.experiment_id, self._require_root(), self.current(), dict(self._pages), self.said)
 
     def adopt(self, known: Whereabouts) -> None:
         """Take over what another ledger of this job has found."""
         self._experiment_id, self._root, self._window = known.experiment_id, known.root, known.window
         self._pages |= known.pages
+        self.said = dict(known.said)
 
     def _hint(self, tag: str, run_id: str) -> None:
         """Have the ledger's experiment name what the next look is to bring along; without that it costs a call more."""
@@ -315,10 +333,19 @@ class Layout:
             self._hints = {tag: said[tag] for tag in (names.CURRENT_WINDOW, names.CURRENT_PAGE) if tag in said}
             if found.job is not None:
                 self._experiment_id = str(found.job.experiment_id)
+                self.said, self.began_ms = dict(found.job.tags), found.job.creation_time
             if make:
                 self._root = self._root or self._make_root()
                 link_places(self._store, self._job.name, found.job, self.experiment_id, self._root[0])
+                with suppress(StoreError):  # nothing depends on them
+                    self.say(views.due(self.views, self.said))
         return self._root
+
+    def say(self, tags: Mapping[str, str]) -> None:
+        """Write tags to the job's experiment, a call each."""
+        for tag in tags.items():
+            self._store.ask(partial(_tag_experiment, self.experiment_id, tag))
+            self.said |= [tag]
 
     def _make_root(self) -> tuple[str, str]:
         candidate = self._create_window(number=1, opened_by=Cause.FIRST, first=1, counts_from=1)
@@ -395,3 +422,7 @@ class Layout:
         for run_id in ids:
             page.read(known[run_id] if run_id in known else self._store.params(run_id))
         return page
+
+
+def _tag_experiment(experiment_id: str, tag: tuple[str, str], client: MlflowClient) -> None:
+    client.set_experiment_tag(experiment_id, *tag)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from mlflow.entities import Run
@@ -35,20 +36,22 @@ from zeus_flows.core.gate import GateCheck
 from zeus_flows.core.job import Job
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Outcome, unobserved
-from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead
+from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead, StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import charts, membership, names, pages, run_words
+from zeus_flows.ledger.mlflow import charts, membership, names, pages, run_note, run_words
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
 from zeus_flows.ledger.mlflow.claims import Claims, open_claims
-from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.client import MLFLOW_NOTE, Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
 from zeus_flows.ledger.mlflow.history import HistoryReader
+from zeus_flows.ledger.mlflow.job_page import JobPage
 from zeus_flows.ledger.mlflow.layout import Layout, Whereabouts
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.past import Past, PastAttempt
 from zeus_flows.ledger.mlflow.reading import Reading
+from zeus_flows.ledger.mlflow.run_note import DecisionNote
 from zeus_flows.ledger.mlflow.window_run import CurrentWindow, snapshot_of
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History, Ledger
@@ -73,6 +76,7 @@ class MlflowLedger:
     Attributes:
         store: The same.
         layout: The ledger's root, pages and chain of drift windows.
+        page: The job's saved views and description, for people.
     """
 
     def __init__(
@@ -92,6 +96,9 @@ class MlflowLedger:
         self._windows = Windows(job, store, self.layout, self._attempts)
         self._gates = GateRuns(store, self.layout, self._attempts, self._windows)
         self._reader = HistoryReader(job, self.layout, self._attempts, self._windows)
+        self.page = JobPage(job, self.layout, energy_source, store.workspace)
+        self._savings = charts.SavingsOnce(job)
+        self._notes: dict[str, DecisionNote] = {}  # by the attempt's run, until its outcome is known
 
     @property
     def key(self) -> str:
@@ -154,10 +161,13 @@ class MlflowLedger:
         page = self.layout.page_of(decision.recurrence)
         tags = run_words.decision_tags(self._job, decision, self._windows.tags(), context)
         tags[names.LEASE] = (holder or self._holder).dump()
+        window_id = tags[names.DRIFT_WINDOW]
+        note = run_note.linked(decision, context, experiment_id=self.experiment_id, window_id=window_id)
+        tags[MLFLOW_NOTE] = run_note.run_note(self._job, note)
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
-            name=run_words.run_name(decision, decision.power_limit_w),
+            name=run_words.run_name(decision, decision.setting),
             tags={name: codec.fits_tag(value) for name, value in tags.items()},
             start_ms=start_ms,
         )
@@ -175,6 +185,7 @@ class MlflowLedger:
         if decision.recurrence in Page().read(self.store.params(page)).ended:
             self.declare_dead(OpenAttempt(run_id, decision, ""), "its recurrence had ended")
             raise DeclaredDead(f"recurrence {decision.recurrence} of {self._job.name} has ended without this attempt")
+        self._notes[run_id] = note
         return run_id
 
     def declare_dead(self, attempt: OpenAttempt, why: str) -> bool:
@@ -218,8 +229,14 @@ class MlflowLedger:
             raise AlreadyObserved(f"{self._name(observation)} has its observation")
         reached("after-observation")
         self._attempts.close(attempt_id, codec.load_observation(text))
-        shown = charts.metrics(charts.of_attempt(self._job, observation), step=observation.recurrence, at_s=at_s)
-        self.store.log(attempt_id, metrics=shown, tags=run_words.outcome_tags(observation))
+        values = dict(charts.of_attempt(self._job, observation))
+        if self._means_something and (after := self._reader.after(observation)) is not None:
+            values |= charts.of_saving(self._job, observation, self._savings.saved(after))
+        shown = charts.metrics(values, step=observation.recurrence, at_s=at_s)
+        tags = run_words.outcome_tags(observation)
+        if (note := self._notes.get(attempt_id)) is not None:
+            tags[MLFLOW_NOTE] = codec.fits_tag(run_note.run_note(self._job, note, observation))
+        self.store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
         self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
         reached("after-terminate")
@@ -236,11 +253,13 @@ class MlflowLedger:
             values = dict(charts.of_recurrence(self._job, observations))
             learnt = self._reader.learnt(recurrence, observations)
             tags = {} if learnt is None else run_words.belief_tags(self._job, learnt.after)
-            means_something = self._job.in_seconds or self._energy_source is not EnergySource.NONE
-            if learnt is not None and learnt.whole and means_something:
-                values |= charts.of_savings(policy.saved(self._job, learnt.after))
+            saved = None
+            if learnt is not None and learnt.whole and self._means_something:
+                saved = self._savings.saved(learnt.after)
+                values |= charts.of_savings(saved)
             shown, window_id = charts.metrics(values, step=recurrence, at_s=at_s), self._windows.run_of(recurrence)
-            self.store.log(window_id, metrics=shown, tags=tags | self._reader.due(window_id))
+            is_time, snapshot_tags = self._reader.is_halfway(recurrence), self._reader.due(window_id)
+            self.store.log(window_id, metrics=shown, tags=tags | snapshot_tags)
             self._reader.keep_pages()
             reached("after-series")
             if learnt is not None and learnt.boundary is not None:
@@ -248,6 +267,9 @@ class MlflowLedger:
             reached("after-boundary")
         self.close(recurrence, how)
         reached("after-end")
+        if observations and (is_time or (learnt is not None and learnt.boundary is not None)):
+            with suppress(StoreError):  # for people only; the next ones will write it
+                self.page.describe(recurrence, saved, observations[-1])
 
     def close(self, recurrence: int, how: str = pages.ENDED) -> None:
         """Say that nothing will be added to a recurrence."""
@@ -278,15 +300,16 @@ class MlflowLedger:
         """Let the next recurrence begin and decide on what `unfinished` just found, unless something was written."""
         self._reader.swept = self._reader.seen
 
-    def decided_on(self) -> tuple[Whereabouts, Reading] | None:
+    def decided_on(self) -> tuple[Whereabouts, Reading, Mapping[str, DecisionNote]] | None:
         """Return what the last decision was taken on, for another ledger of this job; None before the first one."""
         found = self._reader.decided_on
-        return None if found is None else (self.layout.whereabouts(), found)
+        return None if found is None else (self.layout.whereabouts(), found, dict(self._notes))
 
-    def share(self, where: Whereabouts, reading: Reading) -> None:
+    def share(self, where: Whereabouts, reading: Reading, notes: Mapping[str, DecisionNote]) -> None:
         """Take over what another ledger of this job has decided on: it need not be read again."""
         self.layout.adopt(where)
         self._reader.decided_on = reading
+        self._notes |= notes
 
     @property
     def is_outdated(self) -> bool:
@@ -312,6 +335,15 @@ class MlflowLedger:
     def attempts_of(self, recurrence: int) -> tuple[PastAttempt, ...]:
         """Return a recurrence's attempts, as they were decided and observed (`Past.attempts_of`)."""
         return Past(self._job, self.store, self.layout).attempts_of(recurrence)
+
+    def newest_attempts(self, most: int | None, told: Progress = untold) -> tuple[PastAttempt, ...]:
+        """Return the attempts of the newest recurrences, or of all (`Past.newest`)."""
+        return Past(self._job, self.store, self.layout).newest(most, told)
+
+    def counts(self, observation: Observation) -> bool:
+        """Return whether an observation is comparable with what this job observes now, and was not reset away."""
+        mine = (observation.fingerprint, observation.energy_source) == (self._job.fingerprint, self._energy_source)
+        return mine and observation.recurrence >= self.layout.current().counts_from
 
     def folded_before(self, attempt: PastAttempt, told: Progress = untold) -> tuple[Job, Iterator[policy.State]]:
         """Return the job as it was comparable then, and what may have been folded then (`Past.folded_before`)."""
@@ -376,6 +408,11 @@ class MlflowLedger:
             counts_from=window.counts_from,
             tags=snapshot_of(window),
         )
+
+    @property
+    def _means_something(self) -> bool:
+        """Whether there is a cost to compare: not without a sensor, where the job does not count in seconds."""
+        return self._job.in_seconds or self._energy_source is not EnergySource.NONE
 
     # -- names -------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from mlflow.entities.logged_model_output import LoggedModelOutput
 from zeus_flows.core.json import from_text, to_text
 from zeus_flows.core.promotion import Candidate, ModelVerdict, Move, Version
 from zeus_flows.core.records import Observation
+from zeus_flows.core.text import shown
 from zeus_flows.errors import ConfigError, StoreError, StoreUnavailable, UnknownAttempt
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, is_gone, this_process
@@ -156,6 +157,28 @@ class ModelRegistry:
         """Return the registered model's aliases, with their versions' numbers."""
         found = self._registered()
         return {} if found is None else {str(k): int(v) for k, v in found.aliases.items()}
+
+    def version(self, named: str) -> tuple[int, str]:
+        """Return a version's number and the run that made it.
+
+        Args:
+            named: A number, or an alias.
+
+        Raises:
+            ConfigError: there is no such version, or no run made it.
+        """
+        number = int(named) if named.isdecimal() and len(named) < 10 else self.aliases().get(named)
+        found = None
+        if number is not None:
+            try:
+                found = self.store.ask(lambda client: client.get_model_version(self._name, str(number)))
+            except UnknownAttempt:
+                found = None
+        if found is None or not found.run_id:
+            raise ConfigError(
+                f"{self._name} has no version {shown(named)}\n  type `zeus-flows models JOB` to see which there are"
+            )
+        return int(found.version), str(found.run_id)
 
     def entries(self, experiment_id: str, *, champions: int = 1) -> tuple[LoggedEntry, ...]:
         """Return the newest models that attempts kept, oldest first.

@@ -9,6 +9,8 @@ import re
 from enum import StrEnum
 from typing import Final
 
+from zeus_flows.core.power_profile import Knob
+
 PREFIX: Final = "zf."
 
 
@@ -65,12 +67,20 @@ TIME_TO_ACCURACY_S: Final = "zf.time_to_accuracy_s"
 HOST_ENERGY_J: Final = "zf.host_energy_j"
 COST_J: Final = "zf.cost_j"
 COST_S: Final = "zf.cost_s"
+SAVED_J: Final = "zf.saved_j"
+SAVED_S: Final = "zf.saved_s"
 EPOCHS: Final = "zf.epochs"
 CONVERGED: Final = "zf.converged"
 EPOCH_METRIC: Final = "zf.epoch/metric"
 EPOCH_ENERGY_J: Final = "zf.epoch/energy_j"
 EPOCH_TIME_S: Final = "zf.epoch/time_s"
 EPOCH_POWER_LIMIT_W: Final = "zf.epoch/power_limit_w"
+CLOCK_MHZ: Final = "zf.clock_mhz"
+EPOCH_CLOCK_MHZ: Final = "zf.epoch/clock_mhz"
+
+#: The setting of each knob, of an attempt and of an epoch.
+SETTING: Final = {Knob.POWER_LIMIT: POWER_LIMIT_W, Knob.CLOCKS: CLOCK_MHZ}
+EPOCH_SETTING: Final = {Knob.POWER_LIMIT: EPOCH_POWER_LIMIT_W, Knob.CLOCKS: EPOCH_CLOCK_MHZ}
 
 
 # The model that an attempt kept.
@@ -112,6 +122,7 @@ def part(part: str, unit: str) -> str:
 # An experiment.
 LEDGER: Final = "zf.ledger"
 JOB: Final = "zf.job"
+VIEWS: Final = "zf.views"
 
 # A drift window. The first one is the ledger's root.
 ROOT: Final = "zf.root"

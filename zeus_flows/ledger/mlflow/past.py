@@ -6,7 +6,7 @@ overlapped there; where there is none, as in histories of earlier versions, from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zeus_flows.core import policy
@@ -25,12 +25,18 @@ from zeus_flows.ledger.mlflow.window_run import CurrentWindow, of_window, read_w
 
 @dataclass(frozen=True, slots=True)
 class PastAttempt:
-    """An attempt as it was decided, and observed where it has been; `window_id` is its drift window's run."""
+    """An attempt as it was decided, and observed where it has been.
+
+    Attributes:
+        window_id: Its drift window's run.
+        began_s: When it began, in seconds since 1970.
+    """
 
     run_id: str
     decision: Decision
     observation: Observation | None
     window_id: str
+    began_s: float = 0.0
 
 
 class Past:
@@ -56,9 +62,33 @@ class Past:
         if not 1 <= recurrence <= newest or pages.number_of(recurrence) not in self._layout.known_pages():
             raise ConfigError(f"{self._job.name} has no recurrence {recurrence}; its newest is {newest}")
         found = self._layout.read_page_of(recurrence).attempts_of(recurrence)
-        runs = self._store.runs(self._layout.experiment_id, list(found.values()))
-        told = []
-        for _, run_id in sorted(found.items()):
+        return self._read([run_id for _, run_id in sorted(found.items())])
+
+    def newest(self, most: int | None, told: Progress = untold) -> tuple[PastAttempt, ...]:
+        """Return the attempts of the newest recurrences in their order; those that were deleted are left out.
+
+        Args:
+            most: Of how many recurrences; None: of all.
+            told: How far reading is.
+        """
+        self._layout.look()
+        page, known = Page(), self._layout.known_pages()
+        for number in reversed(known):
+            page.add(self._layout.read_page(number, looked=True))
+            if most is not None and len(page.claims) >= most:
+                break
+        first = 1 if most is None else max(page.claims, default=0) - most + 1
+        wanted = [run_id for (r, _), run_id in sorted(page.attempts.items()) if r >= first]
+        found = list[PastAttempt]()
+        for start in range(0, len(wanted), pages.SIZE):
+            found += self._read(wanted[start : start + pages.SIZE])
+            told(min(start + pages.SIZE, len(wanted)), len(wanted))
+        return tuple(found)
+
+    def _read(self, run_ids: Sequence[str]) -> tuple[PastAttempt, ...]:
+        """Return attempts by their runs; those that were deleted, or cannot be read, are left out."""
+        runs, told = self._store.runs(self._layout.experiment_id, list(run_ids)), list[PastAttempt]()
+        for run_id in run_ids:
             run = runs.get(run_id)
             if run is None or run.info.lifecycle_stage != "active" or names.DECISION not in run.data.params:
                 continue
@@ -69,6 +99,7 @@ class Past:
                     codec.load_decision(run.data.params[names.DECISION]),
                     None if text is None else codec.load_observation(text),
                     str(run.data.tags.get(names.DRIFT_WINDOW, "")),
+                    run.info.start_time / 1000,
                 )
             )
         return tuple(told)

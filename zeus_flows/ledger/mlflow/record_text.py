@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from zeus_flows.core.early_stop import CostCut, Cut, NoCut, PlannedCut
 from zeus_flows.core.json import TAG, compact, from_plain, plain_text, short, to_text
-from zeus_flows.core.power_profile import Knob, LimitMeasurement, Part, Parts, PowerProfile
+from zeus_flows.core.power_profile import Knob, Part, Parts, PowerProfile, SettingMeasurement
 from zeus_flows.core.promotion import ModelVerdict
 from zeus_flows.core.reasons import ArmBelief
 from zeus_flows.core.records import SCHEMA, Decision, InFlight, Observation
@@ -123,7 +123,7 @@ def _write_decision(decision: Decision) -> dict[str, Any]:
     plain["cut"] = compact(decision.cut)
     for arm in plain["reason"].get("arms", ()):
         _short_arm(arm)
-    plain |= _knob(Knob.POWER_LIMIT, plain.pop("power_limit_w", None))
+    plain |= _knob(decision.knob, plain.pop("setting", None))
     if decision.asked is not None and decision.asked.in_flight:
         rows = [[f.recurrence, f.attempt, f.batch_size, f.explores] for f in decision.asked.in_flight]
         plain["asked"]["in_flight"] = rows
@@ -140,7 +140,7 @@ def _read_decision(data: dict[str, Any], schema: int) -> Decision:
     reason = data["reason"]
     reason["numbers"] = {k: v for k, v in reason.get("numbers", {}).items() if v is not None}  # schema 1: infinite
     if schema > 1:
-        data["power_limit_w"] = _setting(data)
+        data["setting"] = _setting(data)
         if asked := data.get("asked"):
             names = tuple(InFlight.__dataclass_fields__)
             asked["in_flight"] = [dict(zip(names, row, strict=True)) for row in asked.get("in_flight", ())]
@@ -177,7 +177,10 @@ def _not_asked(decision: Decision, _excess: int) -> Decision:
 
 def _write_observation(observation: Observation) -> dict[str, Any]:
     plain = {"schema": SCHEMA, **compact(replace(observation, schema=SCHEMA))}
-    plain |= _knob(observation.knob, plain.pop("power_limit_w", None))
+    plain["gpu"].pop("knob", None)  # it is the record's
+    if observation.knob is Knob.POWER_LIMIT:  # as it was written when there was no other
+        plain = {"limit_before_w" if name == "setting_before" else name: value for name, value in plain.items()}
+    plain |= _knob(observation.knob, plain.pop("setting", None))
     if observation.metric is not None and not math.isfinite(observation.metric):
         del plain["metric"]  # a run that diverged has none
     if observation.profile is not None:
@@ -195,7 +198,8 @@ _MOST_COUNTED: Final = 2**53
 
 def _read_observation(data: dict[str, Any], schema: int) -> Observation:
     if schema > 1:
-        data["power_limit_w"] = _setting(data)
+        data["setting"] = _setting(data)
+        data["gpu"]["knob"] = data["knob"]
         if "profile" in data:
             data["profile"] = _read_profile(data, data["profile"])
         if "parts" in data:
@@ -216,11 +220,11 @@ def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str,
     plain.pop("micro_batch_size", None)
     if profile.micro_batch_size != observation.micro_batch_size:
         plain["micro_batch_size"] = profile.micro_batch_size
-    if "stale_w" in plain:
-        plain["stale"] = plain.pop("stale_w")
+    if "stale" in plain:
+        plain["stale"] = plain.pop("stale")
     plain["measurements"] = [
         [
-            short(m.power_limit_w),
+            short(m.setting),
             *(short(_digits(v)) for v in (m.average_power_w, m.samples_per_s, m.begun_s) if v is not None),
         ]
         for m in profile.measurements
@@ -229,19 +233,19 @@ def _write_profile(observation: Observation, profile: PowerProfile) -> dict[str,
 
 
 def _read_profile(data: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    names = tuple(LimitMeasurement.__dataclass_fields__)
+    names = tuple(field.name for field in fields(SettingMeasurement))
     return {
         "gpu": data["gpu"],
         "batch_size": data["batch_size"],
         "micro_batch_size": data.get("micro_batch_size"),
         **plain,
         "measurements": [dict(zip(names, row, strict=False)) for row in plain["measurements"]],
-        "stale_w": plain.get("stale", ()),
+        "stale": plain.get("stale", ()),
     }
 
 
 def _write_parts(parts: Parts) -> dict[str, Any]:
-    """Return parts as rows of count, joules and seconds; an evaluation's row begins with the limit."""
+    """Return parts as rows of count, joules and seconds; an evaluation's row begins with the setting."""
 
     def row(part: Part) -> list[Any]:
         return [short(_digits(v)) for v in (part.count, part.energy_j, part.time_s)]
@@ -251,7 +255,7 @@ def _write_parts(parts: Parts) -> dict[str, Any]:
         if name in plain:
             plain[name] = row(getattr(parts, name))
     if parts.evaluation:
-        plain["evaluation"] = [[short(limit_w), *row(part)] for limit_w, part in parts.evaluation]
+        plain["evaluation"] = [[short(setting), *row(part)] for setting, part in parts.evaluation]
     return plain
 
 
@@ -259,7 +263,7 @@ def _read_parts(plain: Mapping[str, Any]) -> dict[str, Any]:
     names = tuple(Part.__dataclass_fields__)
     read: dict[str, Any] = {n: dict(zip(names, plain[n], strict=True)) for n in ("once", "rest") if n in plain}
     rows = plain.get("evaluation", ())
-    return read | {"evaluation": [(limit_w, dict(zip(names, part, strict=True))) for limit_w, *part in rows]}
+    return read | {"evaluation": [(setting, dict(zip(names, part, strict=True))) for setting, *part in rows]}
 
 
 def _shorter_traceback(observation: Observation, excess: int) -> Observation:

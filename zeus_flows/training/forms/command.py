@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zeus_flows.errors import CommandFailed, CommandOutOfMemory, ConfigError
-from zeus_flows.job_file import JobFile, TrainSection, filled
+from zeus_flows.job_file import JobFile
+from zeus_flows.job_sections.train_section import TrainSection
+from zeus_flows.job_sections.wording import filled
 from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher

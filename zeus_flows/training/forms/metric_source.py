@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from zeus_flows.errors import ConfigError
-from zeus_flows.job_file import MetricSource
+from zeus_flows.job_sections.train_section import MetricSource
 
 if TYPE_CHECKING:
     from zeus_flows.training.forms.script_runs import AttemptRun

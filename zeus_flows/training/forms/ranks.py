@@ -14,7 +14,7 @@ from typing import Any
 
 from zeus_flows.core.records import Outcome
 from zeus_flows.errors import TrainingError
-from zeus_flows.job_file import TrainSection
+from zeus_flows.job_sections.train_section import TrainSection
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher, rank_session
 from zeus_flows.training.forms.child import Child, Told, new_mark

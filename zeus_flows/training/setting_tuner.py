@@ -1,6 +1,6 @@
-"""Finds the best power limit of an attempt and keeps it: profiles what is not known, then checks what is.
+"""Finds the best setting of the knob in an attempt and keeps it: profiles what is not known, then checks what is.
 
-Where whole epochs show that evaluation shifts the balance, the limit is chosen again at an epoch's end.
+Where whole epochs show that evaluation shifts the balance, the setting is chosen again at an epoch's end.
 """
 
 from __future__ import annotations
@@ -9,43 +9,49 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+from zeus_flows.core.clock_search import clock_to_measure
 from zeus_flows.core.job import Job, Mode
 from zeus_flows.core.overheads import NOTHING, Overheads
-from zeus_flows.core.power import best_limit, epoch_cost
-from zeus_flows.core.power_profile import LimitMeasurement, Part, PowerProfile
+from zeus_flows.core.power import best_setting, epoch_cost
+from zeus_flows.core.power_profile import Knob, Part, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Decision, EnergySource
 from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.group import Gpus
-from zeus_flows.job_file import PowerLimitSection
+from zeus_flows.job_sections.gpu_section import PowerLimitSection
 from zeus_flows.training.profiler import PowerProfiler
+from zeus_flows.training.setting_readings import Search
 
 log = logging.getLogger(__name__)
 
+_NAMES = {Knob.POWER_LIMIT: "power limit", Knob.CLOCKS: "clock"}
+
 #: A stored profile whose power or speed is off by more than this is measured again.
 TOLERANCE = 0.05
-#: A look whether the limit is still ours may take 20 ms: where nothing is profiled, there is one in so many seconds.
+#: A look at the power limit, whether it is still ours, may take 20 ms: where nothing is profiled, one in so many
+#: seconds.
 LOOK_S = 5.0
-#: The limit is changed within an attempt only where whole epochs are cheaper by this share.
+#: The setting is changed within an attempt only where whole epochs are cheaper by this share.
 WORTH_A_CHANGE = 0.005
 
 
-class LimitTuner:
-    """The power limit of one attempt.
+class SettingTuner:
+    """The knob of one attempt.
 
     Args:
         gpus: What is tuned.
-        section: How limits are chosen and profiled.
+        section: How settings are chosen and profiled.
         job: The job as decisions see it.
         decision: What was decided.
         known: What earlier attempts measured at this batch size.
         overheads: What is known of an epoch beside its steps.
         made_with: Major versions that a profile depends on.
-        least_span_s: What the sensor needs to measure a power limit.
+        least_span_s: What the sensor needs to measure a setting.
 
     Attributes:
-        before_w: The limit that was there before, per GPU.
-        settled_w: The limit that was settled on; None while that is open.
+        before: The setting that was there before, per GPU.
+        settled: The setting that was settled on; None while that is open.
         samples_per_epoch: How long an epoch is; 0 while that is not known.
         measuring: What measures between steps now; None: nothing does.
     """
@@ -65,8 +71,8 @@ class LimitTuner:
         self._gpus, self._section, self._job, self._decision = gpus, section, job, decision
         self._least_span_s = least_span_s
         self.overheads = overheads
-        self.before_w = gpus.power.limit_w()
-        self.settled_w: float | None = None
+        self.before = gpus.control.read()
+        self.settled: float | None = None
         self.samples_per_epoch = 0
         self._profiler = self._make_profiler(known, made_with)
         self._checker: PowerProfiler | None = None
@@ -75,18 +81,18 @@ class LimitTuner:
 
     @property
     def profile(self) -> PowerProfile | None:
-        """What is known of power limits now, complete or not; None where nothing is."""
+        """What is known of settings now, complete or not; None where nothing is."""
         return self._profiler.profile
 
     @property
-    def limit_w(self) -> float:
-        """The power limit in force, per GPU, without asking one."""
-        return self._gpus.power.last_limit_w
+    def setting(self) -> float:
+        """The setting in force, per GPU, without asking one."""
+        return self._gpus.control.last
 
     @property
     def average_power_w(self) -> float | None:
-        """What steps draw at the limit in force, by the profile; None while that is not known."""
-        said = self._said_of(self.limit_w) if self.settled_w is not None else None
+        """What steps draw at the setting in force, by the profile; None while that is not known."""
+        said = self._said_of(self.setting) if self.settled is not None else None
         return None if said is None else said.average_power_w
 
     @property
@@ -96,24 +102,24 @@ class LimitTuner:
 
     @property
     def may_tune(self) -> bool:
-        """Whether this attempt looks for the best power limit."""
+        """Whether this attempt looks for the best setting."""
         return (
-            self._gpus.power.can_set
+            self._gpus.control.can_set
             and self._job.mode is not Mode.OFF
-            and self._decision.power_limit_w is None
+            and self._decision.setting is None
             and (self._decision.tune_power or self._job.mode is Mode.OBSERVE)
         )
 
     def look(self, *, after_s: float = LOOK_S) -> None:
-        """Find out whether somebody else has changed the limit, where the last look was so many seconds ago."""
+        """Find out whether somebody else has changed the power limit, where the last look was so many seconds ago."""
         now_s = self._gpus.now_s()
         if now_s - self._looked_s >= after_s:
             self._looked_s = now_s
             with suppress(DeviceError):  # a GPU that is lost says so to whoever measures
-                self._gpus.power.limit_w()
+                self._gpus.control.read()
 
     def begin(self) -> None:
-        """Apply the best known limit when training begins."""
+        """Apply the best known setting when training begins."""
         if not self._profiler.active:
             self._settle()
 
@@ -151,12 +157,12 @@ class LimitTuner:
             measuring.drop()
 
     def reconsider(self, overheads: Overheads) -> None:
-        """Choose the limit again after an epoch, with the measured cost of whole epochs."""
+        """Choose the setting again after an epoch, with the measured cost of whole epochs."""
         self.overheads = overheads
         profile = self._profiler.profile
-        if self.settled_w is None or profile is None or not profile.complete or not self._chooses:
+        if self.settled is None or profile is None or not profile.complete or not self._chooses:
             return
-        kept = tuple(m for m in profile.measurements if m.power_limit_w == self.settled_w)
+        kept = tuple(m for m in profile.measurements if m.setting == self.settled)
         if not kept:
             return
         samples = self.samples_per_epoch or 1
@@ -165,7 +171,7 @@ class LimitTuner:
             return epoch_cost(self._job, of, samples_per_epoch=samples, overheads=overheads)
 
         if cost(profile) < (1 - WORTH_A_CHANGE) * cost(replace(profile, measurements=kept)):
-            self._apply(best_limit(self._job, profile, samples_per_epoch=samples, overheads=overheads).power_limit_w)
+            self._apply(best_setting(self._job, profile, samples_per_epoch=samples, overheads=overheads).setting)
 
     # -- conclusions ---------------------------------------------------------------------------------------------
 
@@ -174,28 +180,33 @@ class LimitTuner:
         return self.may_tune and self._job.mode is not Mode.OBSERVE
 
     def _make_profiler(self, known: PowerProfile | None, made_with: str) -> PowerProfiler:
-        section, decision = self._section, self._decision
-        limits: Iterable[float]
+        section, decision, control = self._section, self._decision, self._gpus.control
+        settings: Iterable[float]
+        search: Search | None = None
         if not self.may_tune:
-            limits = (decision.power_limit_w or self.before_w,)
+            settings = (decision.setting or self.before,)
+        elif control.knob is Knob.CLOCKS:
+            settings = control.settings
+            search = partial(clock_to_measure, self._job, self._gpus.gpu, control.settings)
         elif section.limits == "all":
-            limits = self._gpus.power.limits_w
+            settings = control.settings
         else:
-            limits = section.limits
+            settings = section.limits
         compared = self._job.mode is Mode.OBSERVE or decision.batch_size == self._job.default_batch_size
         return PowerProfiler(
             self._gpus,
             job=self._job,
             batch_size=decision.batch_size,
             micro_batch_size=decision.micro_batch_size,
-            limits_w=limits,
+            settings=settings,
             known=known,
             profile_s=section.profile_seconds,
             warmup_s=section.warmup_seconds,
             made_with=made_with,
             least_s=self._least_span_s,
-            always_w=(self.before_w,) if self.may_tune and compared else (),
-            skip_losers=not section.profile_all_limits,
+            always=(self.before,) if self.may_tune and compared else (),
+            skip_losers=search is not None or not section.profile_all_limits,
+            search=search,
         )
 
     def _conclude(self, measuring: PowerProfiler) -> None:
@@ -210,13 +221,13 @@ class LimitTuner:
                 self._settle()
 
     def _settle(self) -> None:
-        """Apply the best limit: the profile is complete, or will not be."""
+        """Apply the best setting: the profile is complete, or will not be."""
         profile = self._profiler.profile
-        wanted = self._decision.power_limit_w or self.before_w
+        wanted = self._decision.setting or self.before
         if profile and profile.complete and self._chooses:
             samples = self.samples_per_epoch or 1
             overheads = self.overheads if self.samples_per_epoch else NOTHING
-            wanted = best_limit(self._job, profile, samples_per_epoch=samples, overheads=overheads).power_limit_w
+            wanted = best_setting(self._job, profile, samples_per_epoch=samples, overheads=overheads).setting
         if self._profiler.broken:
             log.warning("power profiling was given up: %s", self._profiler.broken)
         self._apply(wanted)
@@ -226,34 +237,34 @@ class LimitTuner:
                 self._gpus,
                 job=self._job,
                 batch_size=self._decision.batch_size,
-                limits_w=(wanted,),
+                settings=(wanted,),
                 known=None,
                 profile_s=section.profile_seconds,
                 warmup_s=section.warmup_seconds,
                 least_s=self._least_span_s,
             )
 
-    def _apply(self, wanted_w: float) -> None:
-        power = self._gpus.power
-        if power.can_set:
+    def _apply(self, wanted: float) -> None:
+        control = self._gpus.control
+        if control.can_set:
             try:
-                if power.limit_w() != wanted_w and power.foreign_w is None:
-                    power.set_limit_w(wanted_w)
+                if control.read() != wanted and control.foreign_w is None:
+                    control.set(wanted)
             except DeviceLost:
                 raise
             except DeviceError as error:
-                log.warning("the power limit stays as it is: %s", error)
-                wanted_w = self.before_w
-        if power.foreign_w is None:
-            self.settled_w = wanted_w
+                log.warning("the %s stays as it is: %s", _NAMES[control.knob], error)
+                wanted = self.before
+        if control.foreign_w is None:
+            self.settled = wanted
 
-    def _said_of(self, limit_w: float) -> LimitMeasurement | None:
+    def _said_of(self, setting: float) -> SettingMeasurement | None:
         profile = self._profiler.profile
-        return next((m for m in profile.measurements if m.power_limit_w == limit_w), None) if profile else None
+        return next((m for m in profile.measurements if m.setting == setting), None) if profile else None
 
-    def _is_off(self, measured: LimitMeasurement) -> bool:
+    def _is_off(self, measured: SettingMeasurement) -> bool:
         """Return whether a measurement contradicts the stored profile. If so, the log says it."""
-        said = self._said_of(measured.power_limit_w)
+        said = self._said_of(measured.setting)
         if said is None:
             return False
         speed = measured.samples_per_s / said.samples_per_s - 1

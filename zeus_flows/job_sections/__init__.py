@@ -1,0 +1,1 @@
+"""The larger sections of a job file, each checked for itself."""
