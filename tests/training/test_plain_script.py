@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_its_clocks_are_tuned_by_its_period_and_reset(emulate: Callable[..., Emu
     assert observed.profile.complete
     assert 3 <= len(observed.profile.measurements) <= 8
     speeds = [m.samples_per_s for m in observed.profile.measurements]
-    assert speeds == sorted(speeds, reverse=True), "a lower clock is slower"
+    assert all(lower <= 1.02 * higher for higher, lower in pairwise(speeds)), "a lower clock is no faster"
     slowest = observed.profile.measurements[-1].setting / 1380.0
     assert speeds[-1] / speeds[0] == pytest.approx(0.6 / (0.2 + 0.4 * (0.6 + 0.4 / slowest)), rel=0.05)
     assert observed.setting is not None
