@@ -22,7 +22,7 @@ _INK, _MUTED, _GRID, _BAR, _CHOSEN, _LESS = "#0b0b0b", "#52514e", "#e4e3df", "#9
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class BarRow:
     """A row of a figure: a bar with its interval.
 
     Attributes:
@@ -58,7 +58,9 @@ def profile_figure(job: Job, observation: Observation, profile: PowerProfile | N
     for m in sorted(known.measurements, key=lambda m: -m.setting):
         cost = rates.of(energy_j=1000 * m.average_power_w / m.samples_per_s, time_s=1000 / m.samples_per_s)
         text = f"{cost_text(job, cost)}, {m.average_power_w:.0f} W, {m.samples_per_s:.3g}/s"
-        bars.append(Bar(setting_text(m.setting, observation.knob), cost, text, chosen=m.setting == observation.setting))
+        bars.append(
+            BarRow(setting_text(m.setting, observation.knob), cost, text, chosen=m.setting == observation.setting)
+        )
     partly = "" if known.complete else ", not complete yet"
     title = f"Cost of 1,000 samples by {observation.knob.words}, batch size {in_parts(observation)}"
     return _figure(title, f"with average power and samples per second{partly}{_mark(observation.energy_source)}", bars)
@@ -71,7 +73,7 @@ def belief_figure(job: Job, decision: Decision, source: EnergySource) -> str | N
         cost, spread = arm.expected_cost_j, arm.spread or 0.0
         text = str(arm.status) if cost is None else f"{cost_text(job, cost)}, {arm.status}, {arm.runs} runs"
         low, high = (None, None) if cost is None else (cost / (1 + spread), cost * (1 + spread))
-        bars.append(Bar(str(arm.batch_size), cost, text, low, high, chosen=arm.batch_size == decision.batch_size))
+        bars.append(BarRow(str(arm.batch_size), cost, text, low, high, chosen=arm.batch_size == decision.batch_size))
     if not any(bar.value is not None for bar in bars):
         return None
     title = f"Expected cost of a run by batch size, before recurrence {decision.recurrence}"
@@ -86,7 +88,7 @@ def savings_figure(job: Job, saved: Savings) -> str | None:
     for line in (saved.so_far.total, *saved.so_far.lines):
         cost, is_total = line.amount.cost_j, line is saved.so_far.total
         name = line.name if is_total or line.name in (LEARNING, LUCK) else f"by {line.name}"
-        bars.append(Bar(name, cost, cost_text(job, cost), line.low.cost_j, line.high.cost_j, chosen=is_total))
+        bars.append(BarRow(name, cost, cost_text(job, cost), line.low.cost_j, line.high.cost_j, chosen=is_total))
     title = f"Cost saved against the default in {saved.so_far.recurrences} recurrences"
     return _figure(title, f"in all, and by what; whiskers hold nine times in ten{_mark(saved.energy_source)}", bars)
 
@@ -95,7 +97,7 @@ def _mark(source: EnergySource) -> str:
     return " · simulated energy" if source is EnergySource.SIMULATED else ""
 
 
-def _figure(title: str, below: str, bars: Sequence[Bar]) -> str:
+def _figure(title: str, below: str, bars: Sequence[BarRow]) -> str:
     """Return horizontal bars from 0, negative ones to the left."""
     ends = [0.0, *(v for bar in bars for v in (bar.value, bar.low, bar.high) if v is not None)]
     least, most = min(ends), max(ends)
