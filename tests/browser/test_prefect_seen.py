@@ -23,6 +23,7 @@ def test_a_flow_run_shows_its_decision_and_leads_to_mlflow(page: Page, job: Show
     page.get_by_text("nightly-decision").first.wait_for()
     page.get_by_text("nightly-mlflow-run").first.wait_for()
     assert "nightly #12" in page.inner_text("body")
+    page.get_by_text("nightly-profile").first.wait_for()
     page.get_by_text("nightly-decision").first.click()
     page.get_by_text("what is known").first.wait_for()
     text = page.inner_text("body")

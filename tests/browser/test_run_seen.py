@@ -33,3 +33,12 @@ def test_a_run_s_page_says_why_and_how_it_ended_with_what_was_believed_as_a_tabl
         page.get_by_role("link", name="drift window").click()
     opened.value.get_by_text("drift window 1").first.wait_for()
     opened.value.close()
+
+
+def test_a_run_s_figures_are_pictures(page: Page, job: Shown) -> None:
+    newest = job.attempts[0]
+    for name in ("power-profile", "batch-sizes", "saved-so-far"):
+        page.goto(f"{job.mlflow}/#/experiments/1/runs/{newest.info.run_id}/artifacts/figures/{name}.svg")
+        picture = page.locator(f"img[alt*='{name}'], img[src*='blob:'], img[src*='{name}']").first
+        picture.wait_for()
+        assert picture.evaluate("image => image.naturalWidth") > 0, name
