@@ -18,6 +18,7 @@ from scipy.special import ndtr
 
 from zeus_flows.core import laws
 from zeus_flows.core.bandit import Runs
+from zeus_flows.core.gaussian import nearest
 from zeus_flows.core.job import Drift, Job, WindowOf
 from zeus_flows.core.lazy import lazy
 from zeus_flows.core.learning_curve import ROUNDING, Curve, Reference, forecast, seen_by
@@ -185,15 +186,11 @@ class EpochsBelief:
     def reference(self, arm: int) -> Reference | None:
         """Return the nearest other arm's completed run to compare a run of this arm with; None where there is none."""
         others = [i for i in self._with_curves if i != arm]
-        if not others:
-            return None
-        b = self.batch_sizes
-        return Reference(
-            self.curves[min(others, key=lambda i: (max(b[i], b[arm]) / min(b[i], b[arm]), i))], self._doubt
-        )
+        return Reference(self.curves[nearest(self.batch_sizes, others, arm)], self._doubt) if others else None
 
     @lazy
     def _with_curves(self) -> list[int]:
+        """Completed arms whose learning curve is known."""
         return [i for i, curve in enumerate(self.curves) if curve and self.completed[i].count]
 
     @property
@@ -300,7 +297,8 @@ def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
 
 def _noise(arms: Sequence[Runs]) -> list[float]:
     """Return each arm's run-to-run variance of log epochs, shrunk towards what all arms share."""
-    spare = [max(arm.count - 1, 0.0) for arm in arms]
-    pool = (NOISE_POOL_WEIGHT * NOISE**2 + sum(arm.squares for arm in arms)) / (NOISE_POOL_WEIGHT + sum(spare))
+    spare = [arm.count - 1 if arm.count > 1 else 0.0 for arm in arms]
+    squares = [arm.squares for arm in arms]
+    pool = (NOISE_POOL_WEIGHT * NOISE**2 + sum(squares)) / (NOISE_POOL_WEIGHT + sum(spare))
     shared = NOISE_ARM_WEIGHT * pool
-    return [(shared + arm.squares) / (NOISE_ARM_WEIGHT + more) for arm, more in zip(arms, spare, strict=True)]
+    return [(shared + own) / (NOISE_ARM_WEIGHT + more) for own, more in zip(squares, spare, strict=True)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,3 +35,16 @@ def plus_diagonal(matrix: Floats, diagonal: Floats) -> Floats:
     """Add to the diagonal of a square matrix, in place."""
     matrix.flat[:: len(matrix) + 1] += diagonal
     return matrix
+
+
+def nearest(batch_sizes: Sequence[int], arms: Sequence[int], arm: int) -> int:
+    """Return which of some other arms, ascending, is the fewest octaves from an arm; of two as near the smaller.
+
+    >>> nearest((8, 16, 32, 64), (0, 1, 3), 2)
+    1
+    """
+    above = bisect(arms, arm)
+    if above == 0 or above == len(arms):
+        return arms[above - 1 if above else 0]
+    low, high = arms[above - 1], arms[above]
+    return low if batch_sizes[arm] ** 2 <= batch_sizes[low] * batch_sizes[high] else high

@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 from zeus_flows.core.belief import A_LOOK
 from zeus_flows.core.early_stop import Cut, plan_many
-from zeus_flows.core.gaussian import Floats
+from zeus_flows.core.gaussian import Floats, nearest
 from zeus_flows.core.policy.base import LARGEST_LOG, Choice, from_log
 from zeus_flows.core.policy.outlook import Outlook, numbers, octaves
 from zeus_flows.core.reasons import Explanation, Reason, ReasonKind
@@ -222,9 +222,10 @@ def _jump(outlook: Outlook, arm: int) -> tuple[float, float]:
     what lies behind a dearer arm would never be looked at.
     """
     belief, posterior = outlook.belief, outlook.belief.posterior
-    x = octaves(outlook.job.batch_sizes)
-    far = min(abs(x[i] - x[arm]) for i in outlook.tried if i != arm)
-    mean = float(posterior.mean[min(outlook.done, key=lambda i: abs(x[i] - x[arm]))])
+    arms = outlook.job.batch_sizes
+    x, ran = octaves(arms), [i for i in outlook.tried if i != arm]
+    far = abs(x[nearest(arms, ran, arm)] - x[arm])
+    mean = float(posterior.mean[nearest(arms, outlook.done, arm)])
     variance, said = JUMP**2 * max(far, 0.5) + float(posterior.variance[arm]), belief.unfinished[arm]
     off = mean - float(posterior.mean[arm])
     if said is not None:
