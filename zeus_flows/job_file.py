@@ -93,6 +93,7 @@ class JobFile(Section):
     drift: Drift = Drift.RESET
     policy: str = "thompson"
     translate_gpus: bool = True
+    figures: bool = True
     max_attempts: int = Field(default=4, ge=1, le=1_000)
     exploration_budget: float | None = Field(default=None, ge=0)
     deadline_seconds: float | None = Field(default=None, gt=0)

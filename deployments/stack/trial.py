@@ -219,7 +219,7 @@ def storm(trial: Trial, watch: SlotWatch, kills: int, chance: random.Random, cro
         done = kill_somewhere(trial.stack, watch, chance, trial.folder)
         if done is not None:
             say(f"  {len(watch.kills)}. {done.whom} killed, {done.job}: {done.state}")
-            time.sleep(chance.uniform(5, 20))  # until another worker is there and at work
+            time.sleep(chance.uniform(2, 10))  # until another worker is there and at work
         time.sleep(0.5)
     wait_for(lambda: any(run["auto_scheduled"] for run in trial.stack.runs(states=["COMPLETED"])), 300, 2.0)
     deployed("--paused")

@@ -94,7 +94,7 @@ def test_without_a_run_of_the_default_there_is_nothing_to_compare_with() -> None
 
 
 def test_the_command_reads_a_jobs_runs_from_mlflow(tmp_path: Path, sqlite_uri: str) -> None:
-    file = write_job(tmp_path / "job.yaml", batch_sizes=[8, 16, 32, 64], default_batch_size=64)
+    file = write_job(tmp_path / "job.yaml", batch_sizes=[8, 16, 32, 56], default_batch_size=56)
     job_file = load_job(file)
     job = job_file.core()
     ledger = open_direct(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from tests.builders import JOB, decision, observation
 from tests.training_functions import write_job
 from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
+from zeus_flows.core.prices import Tariff
 from zeus_flows.core.records import EnergySource
 from zeus_flows.job_file import load_job
 from zeus_flows.ledger.mlflow import names, pages, tables
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.open_ledger import open_direct
 from zeus_flows.reporting.drift_report import read_drift
+from zeus_flows.reporting.job_report import read_report
 
 
 def opened(uri: str, job: Job = JOB) -> MlflowLedger:
@@ -43,7 +46,7 @@ def calls_of(look: Callable[[], object]) -> Counter[str]:
     return Counter(call.name for call in calls)
 
 
-def test_summary_dry_run_and_drift_ask_no_more_after_many_pages(
+def test_summary_dry_run_drift_and_report_ask_no_more_after_many_pages(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "SIZE", 10)
@@ -53,6 +56,15 @@ def test_summary_dry_run_and_drift_ask_no_more_after_many_pages(
     def look() -> None:
         opened(sqlite_uri, job).state()
         read_drift(job_file, sqlite_uri)
+        read_report(
+            job_file,
+            (job, opened(sqlite_uri, job)),
+            uri=sqlite_uri,
+            where="here",
+            tariff=Tariff(),
+            at=datetime(2026, 3, 1, tzinfo=UTC),
+            most=8,
+        )
         changed = opened(sqlite_uri, replace(job, fingerprint="changed"))
         changed.state()
         assert "8 observations" in (changed.would_set_aside() or "") or number > 8

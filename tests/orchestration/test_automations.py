@@ -23,9 +23,12 @@ from prefect.states import Scheduled
 from prefect.types._datetime import now
 from pydantic import SecretStr
 
+from tests.training_functions import write_job
+from zeus_flows.cli.report_commands import _tariff
 from zeus_flows.core.job import Job
+from zeus_flows.job_file import load_job
 from zeus_flows.orchestration import events
-from zeus_flows.orchestration.blocks import ZeusFlowsSettings, shared_settings
+from zeus_flows.orchestration.blocks import ZeusFlowsSettings, shared_prices, shared_settings
 from zeus_flows.orchestration.events import Happening, resource_of, tell_models
 from zeus_flows.orchestration.next_runs import next_runs
 from zeus_flows.training.promotion import Promoted
@@ -99,13 +102,23 @@ def test_a_fleet_shares_settings_by_a_block_and_a_workers_own_environment_comes_
     monkeypatch.delenv("ZEUS_FLOWS_STATE_DIR")
     assert shared_settings().tracking_uri is None
     stated = {"tracking_uri": "postgresql://me:planted-Secret-12345@db/mlflow", "state_dir": str(tmp_path)}
-    block = ZeusFlowsSettings.model_validate({**stated, "zeusd_token": SecretStr(PLANTED)})
+    prices = {"per_kwh": 0.28, "currency": "EUR", "carbon_g_per_kwh": 380.0}
+    assert shared_prices() == {}
+    block = ZeusFlowsSettings.model_validate({**stated, **prices, "zeusd_token": SecretStr(PLANTED)})
     assert "planted" not in repr(block)
     saved = block.save("shared")
     try:
         found = shared_settings()
         assert (found.tracking_uri, found.state_dir) == (stated["tracking_uri"], tmp_path)
         assert found.zeusd_token == PLANTED
+        assert shared_prices() == prices
+        tariff = _tariff(load_job(write_job(tmp_path / "job.yaml")), tmp_path / "job.yaml", None)
+        assert (tariff.flat.per_kwh, tariff.currency, tariff.flat.carbon_g_per_kwh) == tuple(prices.values())
+        own = load_job(write_job(tmp_path / "job.yaml", prices={"carbon_g_per_kwh": 20}))
+        tariff = _tariff(own, tmp_path / "job.yaml", None)
+        assert (tariff.flat.per_kwh, tariff.flat.carbon_g_per_kwh) == (None, 20.0)
+        with temporary_settings(restore_defaults={PREFECT_API_URL}):
+            assert shared_prices() == {}
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mine.db")
         assert shared_settings().tracking_uri == "sqlite:///mine.db"
     finally:

@@ -73,7 +73,7 @@ def test_the_plan_says_what_would_change_and_a_dry_run_changes_nothing(jobs: Pat
 
     done = json.loads(zeus_flows("deploy", jobs, "--json").output)
     assert [(d["change"], sorted(d["differences"])) for d in done["deployments"]] == [
-        ("update", ["digest", "parameter schema"]),
+        ("update", ["digest"]),
         ("unchanged", []),
     ]
 
@@ -124,14 +124,23 @@ def test_all_bad_files_are_named_before_anything_is_changed(jobs: Path, pool: st
     [
         (("--cron", "0 2 * *"), "--cron: Invalid cron"),
         (("--cron", "0 2 * * *", "--timezone", "Mars"), "--timezone"),
-        (("--tracking-uri", "https://me:hunter2@mlflow.example"), "2 created"),
+        (("--tracking-uri", "https://me:hunter2@mlflow.example"), "--tracking-uri holds a secret"),
     ],
 )
-def test_flags_are_checked_and_no_password_is_pinned(jobs: Path, pool: str, words: tuple[str, ...], said: str) -> None:
+def test_flags_are_checked_before_anything_is_changed(jobs: Path, pool: str, words: tuple[str, ...], said: str) -> None:
     done = zeus_flows("deploy", jobs, "--paused", "--pool", pool, *words)
+    assert done.exit_code == 2
     assert said in done.output
     assert "hunter2" not in done.output
-    assert "hunter2" not in str([deployment.model_dump() for deployment in ours(jobs.parent)])
+    assert ours(jobs.parent) == []
+
+
+def test_no_password_of_the_environment_is_pinned(jobs: Path, pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@mlflow.example")
+    done = zeus_flows("deploy", jobs, "--paused", "--pool", pool)
+    assert "tracking_uri: https://mlflow.example\n" in done.output
+    assert "2 created" in done.output
+    assert "hunter2" not in done.output + str([deployment.model_dump() for deployment in ours(jobs.parent)])
 
 
 def test_without_a_server_it_says_what_to_type(jobs: Path) -> None:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from clock_traces import aimless, periodic
-from mlflow import MlflowClient
 
-from tests.training_functions import write_job
 from zeus_flows.core.clock_model import ClockReading, closed_form
 from zeus_flows.core.period import Period, detect_period
-from zeus_flows.core.power_profile import Knob
-from zeus_flows.orchestration.recurrence_flow import recurrence
 from zeus_flows.reporting.clock_figures import clock_figure, period_figure
 from zeus_flows.reporting.figures import write
 
@@ -32,20 +27,6 @@ def test_the_trace_is_drawn_with_its_period_or_with_why_it_has_none(tmp_path: Pa
     walk = aimless("walk", 300, np.random.default_rng(0), alike=True)
     svg, _ = write(period_figure(walk, detect_period(walk), title="a job"), tmp_path, "none")
     assert "no period" in svg.read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server")
-def test_a_run_that_measured_clocks_keeps_its_figure_and_the_next_one_has_none(tmp_path: Path, sqlite_uri: str) -> None:
-    path = write_job(tmp_path / "job.yaml", knob="clocks", batch_sizes=[32], default_batch_size=32)
-    client = MlflowClient(sqlite_uri)
-    kept = []
-    for _ in range(2):
-        (attempt, observation), *_ = recurrence(str(path), tracking_uri=sqlite_uri).attempts
-        assert observation.knob is Knob.CLOCKS
-        kept.append([file.path for file in client.list_artifacts(attempt.id)])
-    assert "clocks.png" in kept[0]
-    assert "clocks.png" not in kept[1]
 
 
 def test_every_measured_clock_is_on_the_curve_and_the_kept_one_is_marked(tmp_path: Path) -> None:

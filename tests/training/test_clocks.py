@@ -43,7 +43,7 @@ def test_the_clock_that_is_settled_on_costs_little_more_than_the_best_of_all(chi
     job, observed = by_clocks(chip=chip, eta=eta)
     assert observed.setting is not None
     settled = cost(job, observed.setting / CHIPS[chip].clocks_mhz[1], RESNET50, chip, CHIPS[chip].limits_w[1])
-    assert settled <= 1.02 * cheapest(job, chip=chip)
+    assert settled <= 1.01 * cheapest(job, chip=chip)
 
 
 def test_a_handful_of_clocks_is_measured_and_power_limits_are_left_alone() -> None:
@@ -51,7 +51,7 @@ def test_a_handful_of_clocks_is_measured_and_power_limits_are_left_alone() -> No
     observed, epochs = attempt(gpus, 0.5, 0.95, file=job_file(knob="clocks", eta=1.0))
     assert observed.profile is not None
     assert observed.profile.complete
-    assert 4 <= len(observed.profile.measurements) <= 9
+    assert 3 <= len(observed.profile.measurements) <= 8
     assert (observed.knob, observed.setting_before) == (Knob.CLOCKS, 1380.0)
     assert 135.0 < (observed.setting or 0.0) < 1380.0
     assert {report.knob for report in epochs} == {Knob.CLOCKS}

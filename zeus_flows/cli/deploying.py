@@ -132,8 +132,9 @@ def serve_command(
 
 def _deployables(files: Files) -> list[Any]:
     from zeus_flows.orchestration.deployable import Pins, files_of, read_deployables
-    from zeus_flows.settings import read_settings
+    from zeus_flows.settings import public_uri, read_settings
 
+    public_uri(files.tracking_uri, "--tracking-uri")
     folder = None if files.folder is None else files.folder.absolute()
     pins = Pins(folder, files.tracking_uri, files.simulate)
     return read_deployables([file for path in files.paths for file in files_of(path)], pins, read_settings())

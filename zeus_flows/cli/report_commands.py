@@ -117,4 +117,19 @@ def statement_command(
 
 
 def _tariff(job_file: JobFile, path: Path, prices: Path | None) -> Tariff:
-    return job_file.prices.tariff(path.parent, instead=prices)
+    """Return what energy costs: the flag's file, the job file's prices, or those that a fleet shares."""
+    stated = job_file.prices
+    if prices is not None or stated.model_fields_set:
+        return stated.tariff(path.parent, instead=prices)
+    from pydantic import ValidationError
+
+    from zeus_flows.settings import quiet_libraries
+
+    quiet_libraries()
+    from zeus_flows.orchestration.blocks import SHARED, shared_prices
+
+    try:
+        return type(stated).model_validate(shared_prices()).tariff(path.parent)
+    except ValidationError as error:
+        (problem, *_) = error.errors(include_url=False)
+        raise ConfigError(f"the Prefect block zeus-flows-settings/{SHARED}: {problem['msg']}") from None

@@ -62,7 +62,8 @@ def run(request: Request) -> int:
     load_evaluation(job_file)
     source, done = trainer.energy_source, list[Recurrence]()
     job = job_file.core(source)
-    view = RunView(Console(stderr=request.as_json), job, total=request.recurrences, energy_source=source)
+    console = Console(stderr=request.as_json)
+    view = RunView(console, job, total=request.recurrences, energy_source=source, knob=trainer.gpu.knob)
     with view.live():
         quiet_libraries()
         _warm_up(uri)

@@ -54,6 +54,9 @@ class Device(Protocol):
     def power_w(self) -> float:
         """Return the power drawn now."""
 
+    def utilisation_percent(self) -> tuple[float, float]:
+        """Return the share of the last moments in which its multiprocessors and its memory were busy."""
+
     def graphics_clocks_mhz(self) -> tuple[int, ...]:
         """Return the graphics clocks that it can be locked to, greatest first."""
 

@@ -49,7 +49,7 @@ _REASONS = {
 
 
 class NvmlDevice:
-    """One NVIDIA GPU. Power and throttle reasons may be read from any thread, as NVML allows."""
+    """One NVIDIA GPU. Power, utilisation and throttle reasons may be read from any thread, as NVML allows."""
 
     energy_source = EnergySource.MEASURED
 
@@ -126,6 +126,11 @@ class NvmlDevice:
         if field.nvmlReturn != pynvml.NVML_SUCCESS:
             raise self._error("read power", pynvml.NVMLError(field.nvmlReturn))
         return float(field.value.uiVal) / 1e3
+
+    def utilisation_percent(self) -> tuple[float, float]:
+        """Return the share of the sensor's last period in which multiprocessors and memory were busy."""
+        rates = self._call("tell its utilisation", pynvml.nvmlDeviceGetUtilizationRates)
+        return float(rates.gpu), float(rates.memory)
 
     def graphics_clocks_mhz(self) -> tuple[int, ...]:
         """Return the graphics clocks that it can be locked to, greatest first, at the memory clock it trains at.

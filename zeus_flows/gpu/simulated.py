@@ -252,6 +252,11 @@ class SimulatedDevice:
         self._idle_until_now()
         return self._power_w
 
+    def utilisation_percent(self) -> tuple[float, float]:
+        """Return the job's share of active time; what it does within a step is not simulated."""
+        busy = 0.0 if self._load is None else 100 * self._load.active
+        return busy, busy / 2
+
     def graphics_clocks_mhz(self) -> tuple[int, ...]:
         """Return the graphics clocks that it can be locked to, greatest first."""
         if not self.chip.locks_clocks:

@@ -27,6 +27,7 @@ from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.layout import Whereabouts
 from zeus_flows.ledger.mlflow.ledger import MlflowLedger
 from zeus_flows.ledger.mlflow.reading import Reading
+from zeus_flows.ledger.mlflow.run_note import DecisionNote
 from zeus_flows.ledger.outbox import Item, Outbox
 
 log = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class Delivery:
     def __init__(self, ledger: MlflowLedger, outbox: Outbox, holder: Holder, link: Link) -> None:
         self._ledger, self._outbox, self._link, self.holder = ledger, outbox, link, holder
         self.training: AttemptRef | None = None
-        self.decided_on: tuple[Whereabouts, Reading] | None = None
-        self._shared: tuple[Whereabouts, Reading] | None = None
+        self.decided_on: tuple[Whereabouts, Reading, Mapping[str, DecisionNote]] | None = None
+        self._shared: tuple[Whereabouts, Reading, Mapping[str, DecisionNote]] | None = None
         self._refused: dict[int, StoreError] = {}
         self._stall_left_s = STALL_S
         self._work = threading.Event()

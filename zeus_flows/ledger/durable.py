@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any, Final
 
 from zeus_flows.core import policy
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds of MLflow's time within which a decision must be read and written; half of it where it was away just now.
 DECIDE_WITHIN_S: Final = 18.0
+#: Seconds that figures may take.
+ATTACH_WITHIN_S: Final = 10.0
 #: Seconds that the janitor may take before that.
 SWEEP_WITHIN_S: Final = 8.0
 
@@ -212,6 +215,17 @@ class DurableLedger:
                 return self._outbox.run_of(str(token))
             case _:
                 return None
+
+    def attach(self, attempt_id: str, folder: Path, name: str) -> None:
+        """Add a folder's files to an attempt's run, under a name; not where MLflow is away, as people can do without.
+
+        Raises:
+            Exception: the artifact store refused; it may raise anything.
+        """
+        run_id = self.run_of(attempt_id)
+        if run_id is not None and not self.is_away:
+            with self._ledger.store.within(ATTACH_WITHIN_S):
+                self._ledger.store.ask(lambda client: client.log_artifacts(run_id, str(folder), name))
 
     @property
     def is_away(self) -> bool:

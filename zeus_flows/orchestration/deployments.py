@@ -84,6 +84,10 @@ class DeploymentChange:
         names = [
             name for name in (*after, *(n for n in before if n not in after)) if before.get(name) != after.get(name)
         ]
+        if any(
+            name in self.wanted["parameters"] for name in names
+        ):  # then the schema that pins them goes without saying
+            names = [name for name in names if name != "parameter schema"]
         return {name: (before.get(name), after.get(name)) for name in names}
 
 

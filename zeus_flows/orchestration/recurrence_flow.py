@@ -22,10 +22,10 @@ from zeus_flows.orchestration.blocks import shared_settings
 from zeus_flows.orchestration.events import Happening, tell, tell_models
 from zeus_flows.orchestration.fleet import in_fleet
 from zeus_flows.orchestration.prefect_runs import bury_flow_run, flow_run_ended, page_of
-from zeus_flows.orchestration.steps import PrefectSteps, show_models
+from zeus_flows.orchestration.run_pictures import show_figures
+from zeus_flows.orchestration.steps import PrefectSteps, artifact_key, show_models
 from zeus_flows.recurrence.loop import Recurrence, run_recurrence
 from zeus_flows.recurrence.steps import LocalSteps
-from zeus_flows.reporting.clock_figures import keep_clock_figures
 from zeus_flows.reporting.links import run_url
 from zeus_flows.reporting.text import seconds
 from zeus_flows.settings import public_uri
@@ -135,7 +135,8 @@ def run_one(job_file: JobFile, *, tracking_uri: str | None = None, mode: Mode | 
         )
         steps = PrefectSteps(local, run_url=run_url(uri, ledger.experiment_id), retries=job_file.train.retries)
         done = run_recurrence(local.job, steps)
-        keep_clock_figures(done.attempts, uri)
+        if job_file.figures:
+            show_figures(in_force(job, done.number), ledger, local, done, key=artifact_key(job.name))
         after = models()
         if after is not None and not done.skipped:
             tell_models(job, show_models(after, done, job.name), done.number)

@@ -124,11 +124,11 @@ def show_models(promoter: Promoter, done: Recurrence, job: str) -> Promoted:
         get_run_logger().info("model: %s", lines[0])
     if lines:
         markdown = "\n".join(f"- {line}" for line in lines)
-        create_markdown_artifact(key=f"{_key(job)}-models", markdown=markdown, description="Models")
+        create_markdown_artifact(key=f"{artifact_key(job)}-models", markdown=markdown, description="Models")
     return promoted
 
 
-def _key(job: str) -> str:
+def artifact_key(job: str) -> str:
     """Return a job's name as Prefect's artifacts take it."""
     return re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
 
@@ -166,7 +166,7 @@ class PrefectSteps:
     def __init__(self, local: LocalSteps, *, run_url: str, retries: int = 0) -> None:
         self._local, self._run_url = local, run_url
         self._train = _training(retries)
-        self._key = _key(local.job.name)
+        self._key = artifact_key(local.job.name)
 
     def begin(self) -> int:
         """Take the next recurrence number, and name the flow run after it."""

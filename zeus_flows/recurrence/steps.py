@@ -202,11 +202,16 @@ class LocalSteps:
         """Write how it went."""
         self.ledger.observed(attempt.id, observation)
 
-    def drift(self, observations: tuple[Observation, ...]) -> Boundary | None:
-        """Return the drift that a recurrence's observations show, by what was known when it began; None: none."""
+    def learnt(self, observations: tuple[Observation, ...]) -> policy.State:
+        """Return what was known when the recurrence began, with its observations."""
         after = self._began_on
         for observation in observations:
             after = policy.advance(self.job, after, observation)
+        return after
+
+    def drift(self, observations: tuple[Observation, ...]) -> Boundary | None:
+        """Return the drift that a recurrence's observations show, by what was known when it began; None: none."""
+        after = self.learnt(observations)
         found = boundary(self.job, self._began_on, after, observations, recurrences=0) if observations else None
         return found if found is not None and found.kind is Cause.DRIFT else None
 

@@ -7,20 +7,13 @@ They take plain values, so that whoever has them can draw: a session for its run
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zeus_flows.core.clock_model import ClockReading, closed_form
-from zeus_flows.core.clock_search import SECOND
+from zeus_flows.core.clock_model import ClockReading
 from zeus_flows.core.period import Aperiodic, GpuTrace, Period
-from zeus_flows.core.power_profile import Knob, PowerProfile
-from zeus_flows.core.records import EnergySource, Observation
-from zeus_flows.recurrence.loop import Attempt
-from zeus_flows.reporting.figures import COLOURS, GRID, INK, MUTED, RESET, SURFACE, write
-from zeus_flows.training.forms.script_runs import attempt_run
+from zeus_flows.reporting.figures import COLOURS, GRID, INK, MUTED, RESET, SURFACE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,43 +132,6 @@ def clock_figure(
     axis.set_title(title, loc="left", fontsize=11, color=INK, pad=26)
     axis.legend(loc="lower left", bbox_to_anchor=(-0.01, 0.995), ncols=4, frameon=False, fontsize=8.5)
     return figure
-
-
-def keep_clock_figures(attempts: Sequence[tuple[Attempt, Observation]], tracking_uri: str) -> None:
-    """Keep `clocks.png` with the run of every attempt that measured clocks. What cannot be kept is said in the log.
-
-    Args:
-        attempts: Of one recurrence.
-        tracking_uri: Where its runs are.
-    """
-    for attempt, observation in attempts:
-        run, profile = attempt_run(attempt.id, tracking_uri), observation.profile
-        if run is None or profile is None or observation.profiling_time_s <= 0:
-            continue
-        if profile.gpu.knob is not Knob.CLOCKS or not profile.complete or len(profile.measurements) < 2:
-            continue
-        with TemporaryDirectory() as folder:
-            _, png = write(profile_figure(profile, observation), Path(folder), "clocks")
-            run.keep(png)
-
-
-def profile_figure(profile: PowerProfile, observation: Observation) -> Figure:
-    """Draw the profile of clocks that an attempt measured, and what its first two readings predicted."""
-    measured = [ClockReading(m.setting, m.average_power_w, 1 / m.samples_per_s) for m in profile.measurements]
-    default = max(measured, key=lambda r: r.clock_mhz)
-    rest = [r for r in measured if r is not default]
-    second = min(rest, key=lambda r: abs(r.clock_mhz - SECOND * default.clock_mhz))
-    slowest = min(r.clock_mhz for r in measured)
-    asked = np.linspace(max(0.95 * slowest, 1.0), default.clock_mhz, 40).tolist()
-    kept = observation.setting or default.clock_mhz
-    return clock_figure(
-        measured,
-        closed_form(default, second, asked, default.clock_mhz),
-        default_mhz=default.clock_mhz,
-        chosen_mhz=kept,
-        title=f"Clocks of {profile.gpu.name}, batch size {profile.batch_size}",
-        simulated=observation.energy_source is EnergySource.SIMULATED,
-    )
 
 
 def _fold(axis: Axes, trace: GpuTrace, period_s: float) -> None:

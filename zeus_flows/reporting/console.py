@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zeus_flows.core.job import Job
-from zeus_flows.core.power_profile import Gpu
+from zeus_flows.core.power_profile import Gpu, Knob
 from zeus_flows.core.reasons import ReasonKind
 from zeus_flows.core.records import Decision, EnergySource, in_parts
 from zeus_flows.core.rollout import why_in_force
@@ -23,7 +23,8 @@ from zeus_flows.recurrence.loop import Recurrence
 from zeus_flows.reporting.savings import savings_sentences, savings_table
 from zeus_flows.reporting.text import cost_text, describe_arm, joules, seconds, setting_text
 
-_COLUMNS = (("#", 4), ("batch size", 12), ("limit", 6), ("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 7))
+_SETTINGS = {Knob.POWER_LIMIT: ("limit", 6), Knob.CLOCKS: ("clock", 8)}
+_BEFORE, _AFTER = (("#", 4), ("batch size", 12)), (("ETA", 8), ("TTA", 8), ("cost", 8), ("target", 7))
 _WIDE = 120
 
 
@@ -53,10 +54,20 @@ class RunView:
         job: Whose cost is shown.
         total: How many recurrences will run.
         energy_source: Simulated energy is marked wherever it is shown.
+        knob: What is tuned.
     """
 
-    def __init__(self, console: Console, job: Job, *, total: int, energy_source: EnergySource) -> None:
+    def __init__(
+        self,
+        console: Console,
+        job: Job,
+        *,
+        total: int,
+        energy_source: EnergySource,
+        knob: Knob = Knob.POWER_LIMIT,
+    ) -> None:
         self._console, self._job = console, job
+        self._columns = (*_BEFORE, _SETTINGS[knob], *_AFTER)
         self._simulated = energy_source is EnergySource.SIMULATED
         self._in_seconds = job.in_seconds or energy_source is EnergySource.NONE  # no sensor, no joules
         self._progress = progress_bar(console)
@@ -65,7 +76,7 @@ class RunView:
     @contextmanager
     def live(self) -> Iterator[None]:
         """Show the progress bar until the block ends."""
-        self._show(*(Text(name, style="bold") for name, _ in _COLUMNS), why="why this batch size", style="bold")
+        self._show(*(Text(name, style="bold") for name, _ in self._columns), why="why this batch size", style="bold")
         with self._progress:
             yield
 
@@ -73,7 +84,7 @@ class RunView:
         """Show a recurrence that has ended: the sums over its attempts, and why the last one was chosen."""
         self._progress.update(self._task, advance=1, description="recurrences")
         if done.skipped and done.check is not None:
-            blanks = [""] * (len(_COLUMNS) - 2)
+            blanks = [""] * (len(self._columns) - 2)
             self._show(str(done.number), *blanks, Text("skipped", style="cyan"), why=done.check.text)
             return
         attempt, last = done.attempts[-1]
@@ -92,13 +103,13 @@ class RunView:
         """Print a row; the reason has a column of its own where the terminal is wide, else the line below."""
         wide = self._console.width >= _WIDE
         row = Table.grid(padding=(0, 1))
-        for _, width in _COLUMNS:
+        for _, width in self._columns:
             row.add_column(width=width)
         row.add_column(ratio=1)
         row.add_row(*cells, Text(why, style=style) if wide else "")
         self._console.print(row)
         if not wide:
-            self._console.print(Padding(Text(why, style=style), (0, 0, 0, _COLUMNS[0][1] + 1)))
+            self._console.print(Padding(Text(why, style=style), (0, 0, 0, self._columns[0][1] + 1)))
 
     def summary(self, saved: Savings | None) -> None:
         """Show what was saved against the default, so far and from now on, and what is in no saving.

@@ -16,6 +16,7 @@ from zeus_flows.core import savings
 from zeus_flows.core.explaining import DRAWS, Explained, cut_text, explain, job_then
 from zeus_flows.core.job import Job, Selector
 from zeus_flows.core.json import jsonable
+from zeus_flows.core.power_profile import Knob
 from zeus_flows.core.reasons import ArmBelief, ArmStatus
 from zeus_flows.core.records import Observation, in_parts
 from zeus_flows.core.text import one_line
@@ -184,7 +185,8 @@ def _lines(attempt: ExplainedAttempt) -> Iterator[str]:
     )
     yield f"{which}: batch size {in_parts(decided)}, by {decided.policy}"
     yield f"  why: {one_line(decided.reason.text)}"
-    yield f"  limit: {_limit(attempt)}"
+    knob = attempt.told.decided.knob
+    yield f"  {'limit' if knob is Knob.POWER_LIMIT else 'clock'}: {_setting(attempt)}"
     yield f"  to be stopped: {cut_text(job, decided.cut)}"
     if seen is None:
         yield "  outcome: none so far"
@@ -206,7 +208,7 @@ def _lines(attempt: ExplainedAttempt) -> Iterator[str]:
         yield "    (a job file that was changed since, or runs that were deleted, do that)"
 
 
-def _limit(attempt: ExplainedAttempt) -> str:
+def _setting(attempt: ExplainedAttempt) -> str:
     decided, seen = attempt.told.decided, attempt.observation
     if not decided.tune_power:
         return "left as it was" + (": a control run" if decided.control else f": the mode is {attempt.job.mode}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,9 @@ from zeus_flows.job_file import JobFile
 from zeus_flows.ledger.mlflow.model_registry import CHALLENGER, CHAMPION, LoggedEntry, ModelRegistry, moves_of
 from zeus_flows.ledger.open_ledger import open_direct
 from zeus_flows.reporting.text import cost_text, joules, seconds
+
+_WORD: Final = {True: "accepted", False: "refused", None: "not judged"}
+_REFUSED: Final = 5  # versions that were refused and of which it is said why, the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,9 @@ def models_document(models: ModelsOf) -> dict[str, Any]:
 def show_models(console: Console, models: ModelsOf) -> None:
     """Show a job's models as a table, and why the champion is champion."""
     if models.entries:
-        table = Table("version", "recurrence", "batch size", "energy", "time", "cost", "verdict")
+        table, refused = Table(box=None, padding=(0, 2, 0, 0)), list[str]()
+        for name in ("version", "recurrence", "batch size", "energy", "time", "cost", "verdict"):
+            table.add_column(name, justify="left" if name in ("version", "verdict") else "right")
         for row, entry in zip(models_document(models)["versions"], models.entries, strict=True):
             observed = entry.observation
             in_seconds = observed is None or observed.energy_source is EnergySource.NONE
@@ -112,11 +117,15 @@ def show_models(console: Console, models: ModelsOf) -> None:
                 "" if observed is None or in_seconds else joules(observed.energy_j + observed.host_energy_j),
                 "" if observed is None else seconds(observed.time_s),
                 "" if observed is None else _cost_text(models.job_file, observed),
-                row["reason"] if row["accepted"] is None else f"{_word(row['accepted'])}: {row['reason']}",
+                _WORD[row["accepted"]],
                 style="bold" if row["version"] is not None and row["version"] == models.champion else "",
             )
+            refused += [f"Version {row['version']} was refused: {row['reason']}."] if row["accepted"] is False else []
         console.print(table)
-    console.print(models.why, highlight=False)
+        console.print()
+        for line in refused[-_REFUSED:]:
+            console.print(line, highlight=False, markup=False)
+    console.print(f"{models.why}.", highlight=False, markup=False)
     if any(entry.observation and entry.observation.energy_source is EnergySource.SIMULATED for entry in models.entries):
         console.print("[yellow]Simulated energy:[/] the joules come from a model of the GPU.")
 
@@ -155,10 +164,6 @@ def _cost_text(job_file: JobFile, observed: Observation) -> str:
 def _marked(models: ModelsOf, number: int) -> str:
     marks = [n for n, v in ((CHAMPION, models.champion), (CHALLENGER, models.challenger)) if v == number]
     return " ".join((str(number), *marks))
-
-
-def _word(accepted: bool) -> str:
-    return "accepted" if accepted else "refused"
 
 
 def _candidates(entries: Sequence[LoggedEntry]) -> list[Candidate]:

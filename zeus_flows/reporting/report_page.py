@@ -24,11 +24,11 @@ from zeus_flows.reporting.report_text import (
     entry_columns,
     entry_row,
     preamble,
-    price_sentences,
     rows_saved,
+    sentences,
     window_rows,
 )
-from zeus_flows.reporting.savings import count, percent, savings_sentences
+from zeus_flows.reporting.savings import count, percent
 from zeus_flows.reporting.text import cost_text, describe_arm, seconds
 from zeus_flows.reporting.units import carbon_text, hours_text, kwh_text, money_text
 
@@ -65,7 +65,7 @@ def _headline(page: ReportPage, report: JobReport) -> None:
     if rows:
         page.cards(list(_cards(report, rows[0][1])))
         page.table(["against", *columns(report)], [[label, *cells(report, saved)] for label, saved in rows])
-    for sentence in (*savings_sentences(report.saved), *price_sentences(report)):
+    for sentence in sentences(report):
         page.text(sentence)
 
 

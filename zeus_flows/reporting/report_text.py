@@ -33,7 +33,7 @@ def show_report(console: Console, report: JobReport) -> None:
         console.print()
         console.print(table)
     console.print()
-    for sentence in (*savings_sentences(report.saved), *price_sentences(report)):
+    for sentence in sentences(report):
         console.print(sentence, highlight=False, markup=False)
     for table in _tables(report):
         console.print()
@@ -41,6 +41,14 @@ def show_report(console: Console, report: JobReport) -> None:
     if report.models is not None:
         console.print()
         console.print(f"{report.models.why}.", highlight=False, markup=False)
+
+
+def sentences(report: JobReport) -> Iterator[str]:
+    """Yield what must be said below the table of what was saved."""
+    if (spent := spent_sentence(report)) is not None:
+        yield spent
+    yield from savings_sentences(report.saved)
+    yield from price_sentences(report)
 
 
 def title(report: JobReport) -> str:
@@ -55,6 +63,22 @@ def preamble(report: JobReport) -> Iterator[str]:
     yield f"Read {report.at:%Y-%m-%d %H:%M} UTC from {report.where}; trained{on}; mode {report.saved.mode}."
     if report.source is EnergySource.SIMULATED:
         yield "The training was real; joules, and all that follows from them, come from a model of the GPU."
+
+
+def spent_sentence(report: JobReport) -> str | None:
+    """Return what the recurrences took that are compared, as a sentence; None where none is."""
+    so_far = report.so_far
+    if so_far is None:
+        return None
+    spent, parts = so_far.spent, list[str]()
+    if not report.job.in_seconds:
+        kwh, rate = spent.energy_j / KWH_J, report.rate
+        parts.append(kwh_text(kwh))
+        parts += [] if rate.per_kwh is None else [money_text(kwh * rate.per_kwh, report.tariff.currency)]
+        if rate.carbon_g_per_kwh is not None:
+            parts.append(f"{carbon_text(kwh * rate.carbon_g_per_kwh / 1000)} of CO2")
+    parts.append(f"{seconds(spent.time_s)} of training")
+    return f"{count(so_far.recurrences, 'recurrence')} took {', '.join(parts)}."
 
 
 def price_sentences(report: JobReport) -> Iterator[str]:

@@ -17,6 +17,7 @@ from zeus_flows.core.overheads import NOTHING, Overheads
 from zeus_flows.core.power import best_setting, epoch_cost
 from zeus_flows.core.power_profile import Knob, Part, PowerProfile, SettingMeasurement
 from zeus_flows.core.records import Decision, EnergySource
+from zeus_flows.core.text import setting_text
 from zeus_flows.errors import DeviceError, DeviceLost
 from zeus_flows.gpu.group import Gpus
 from zeus_flows.job_sections.gpu_section import PowerLimitSection
@@ -231,6 +232,8 @@ class SettingTuner:
         if self._profiler.broken:
             log.warning("power profiling was given up: %s", self._profiler.broken)
         self._apply(wanted)
+        if self._gpus.control.knob is Knob.CLOCKS and profile is not None and self._profiler.time_s:
+            log.info("clocks: %s", self._came_of_it(profile, wanted))
         if self.may_tune and self._profiler.time_s == 0 and self._said_of(wanted) is not None:
             section = self._section
             self._checker = PowerProfiler(
@@ -243,6 +246,17 @@ class SettingTuner:
                 warmup_s=section.warmup_seconds,
                 least_s=self._least_span_s,
             )
+
+    def _came_of_it(self, profile: PowerProfile, chosen: float) -> str:
+        """Return what the search for a clock has come to, for people."""
+        at, default = self._said_of(chosen), self._said_of(self.before)
+        count = f"{len(profile.measurements)} clocks measured"
+        if chosen == self.before or at is None or default is None:
+            return f"none is better than the default, they stay as they were; {count}"
+        time = default.samples_per_s / at.samples_per_s
+        energy = time * at.average_power_w / default.average_power_w
+        changes = f"{100 * (energy - 1):+.1f} % energy, {100 * (time - 1):+.1f} % time"
+        return f"{setting_text(chosen, Knob.CLOCKS)}: {changes} against the default; {count}"
 
     def _apply(self, wanted: float) -> None:
         control = self._gpus.control

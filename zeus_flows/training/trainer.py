@@ -135,7 +135,7 @@ class LocalTrainer:
             )
             try:
                 with tidied(), session.as_current(), no_exits():
-                    self._call(session, checkpoints, attempt_id)
+                    self._call(session, checkpoints, attempt_id, gpus)
                 observation = session.observation()
                 self._close(keeper, observation)
             except BaseException as error:
@@ -180,13 +180,14 @@ class LocalTrainer:
 
         return ledger_key(self._tracking_uri, job.name)
 
-    def _call(self, session: Session, checkpoints: Checkpoints, attempt_id: str) -> None:
+    def _call(self, session: Session, checkpoints: Checkpoints, attempt_id: str, gpus: Gpus) -> None:
         """Train with whatever form the job has."""
         match self._training:
             case Command() as command:
                 from zeus_flows.training.forms.script_runs import attempt_run  # brings MLflow
 
-                command(session, run=attempt_run(attempt_id, self._tracking_uri), keep=checkpoints.folder)
+                run = attempt_run(attempt_id, self._tracking_uri)
+                command(session, run=run, keep=checkpoints.folder, gpus=gpus)
             case RankedFunction() as ranked:
                 ranked(session)
             case function:

@@ -18,7 +18,7 @@ from zeus_flows.core.power import best_setting, epoch_at
 from zeus_flows.core.power_profile import Gpu
 from zeus_flows.core.reasons import Reason, ReasonKind
 from zeus_flows.core.records import Ask
-from zeus_flows.core.text import seconds
+from zeus_flows.core.text import seconds, setting_text
 
 _NOISE = 0.1  # standard deviation of the log of epochs, where too few runs tell
 
@@ -62,16 +62,16 @@ def in_time(job: Job, state: State, ask: Ask, arms: tuple[int, ...], choice: Cho
     may_run = arms if job.mode is Mode.FULL else (choice.batch_size,)
     known = [t for b in may_run if (t := _run_time(job, state, ask, gpu, b, fastest=tunes)) is not None]
     best = min(known, key=lambda t: (t.likely_s, t.batch_size)) if tunes else planned
-    reason = Reason(ReasonKind.LATE, _why(job, left_s, planned, best), arms=choice.reason.arms)
+    reason = Reason(ReasonKind.LATE, _why(job, gpu, left_s, planned, best), arms=choice.reason.arms)
     return Choice(best.batch_size, reason, tune_power=tunes, setting=best.setting if tunes else None)
 
 
-def _why(job: Job, left_s: float, planned: RunTime, best: RunTime) -> str:
+def _why(job: Job, gpu: Gpu, left_s: float, planned: RunTime, best: RunTime) -> str:
     when = f"in {seconds(left_s)}" if left_s > 0 else f"over since {seconds(-left_s)}"
     text = f"it must be ready by {job.ready_by}, which is {when}, and batch size {planned.batch_size} may take "
     text += f"{seconds(planned.likely_s)}"
     if best != planned:
-        at = "" if best.setting is None else f" at {best.setting:g} W"
+        at = "" if best.setting is None else f" at {setting_text(best.setting, gpu.knob)}"
         text += f": {best.batch_size}{at}, the fastest known, runs"
     if best.expected_s > left_s:
         return f"{text}; it will be about {seconds(best.expected_s - left_s)} late"

@@ -39,11 +39,11 @@ from zeus_flows.core.records import Decision, EnergySource, Gap, Observation, Ou
 from zeus_flows.errors import AlreadyDecided, AlreadyObserved, DeclaredDead, StoreError
 from zeus_flows.killpoints import reached
 from zeus_flows.ledger.lease import Holder, this_process
-from zeus_flows.ledger.mlflow import charts, membership, names, pages, run_words
+from zeus_flows.ledger.mlflow import charts, membership, names, pages, run_note, run_words
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.attempts import Attempts, OpenAttempt, Progress, untold
 from zeus_flows.ledger.mlflow.claims import Claims, open_claims
-from zeus_flows.ledger.mlflow.client import Store
+from zeus_flows.ledger.mlflow.client import MLFLOW_NOTE, Store
 from zeus_flows.ledger.mlflow.gate_runs import GateRuns
 from zeus_flows.ledger.mlflow.history import HistoryReader
 from zeus_flows.ledger.mlflow.job_page import JobPage
@@ -51,6 +51,7 @@ from zeus_flows.ledger.mlflow.layout import Layout, Whereabouts
 from zeus_flows.ledger.mlflow.pages import Page
 from zeus_flows.ledger.mlflow.past import Past, PastAttempt
 from zeus_flows.ledger.mlflow.reading import Reading
+from zeus_flows.ledger.mlflow.run_note import DecisionNote
 from zeus_flows.ledger.mlflow.window_run import CurrentWindow, snapshot_of
 from zeus_flows.ledger.mlflow.windows import Windows
 from zeus_flows.ledger.protocol import History, Ledger
@@ -97,6 +98,7 @@ class MlflowLedger:
         self._reader = HistoryReader(job, self.layout, self._attempts, self._windows)
         self.page = JobPage(job, self.layout, energy_source, store.workspace)
         self._savings = charts.SavingsOnce(job)
+        self._notes: dict[str, DecisionNote] = {}  # by the attempt's run, until its outcome is known
 
     @property
     def key(self) -> str:
@@ -159,6 +161,9 @@ class MlflowLedger:
         page = self.layout.page_of(decision.recurrence)
         tags = run_words.decision_tags(self._job, decision, self._windows.tags(), context)
         tags[names.LEASE] = (holder or self._holder).dump()
+        window_id = tags[names.DRIFT_WINDOW]
+        note = run_note.linked(decision, context, experiment_id=self.experiment_id, window_id=window_id)
+        tags[MLFLOW_NOTE] = run_note.run_note(self._job, note)
         start_ms = self._attempts.next_start_ms(at_s)
         run_id = self.store.create_run(
             self.experiment_id,
@@ -180,6 +185,7 @@ class MlflowLedger:
         if decision.recurrence in Page().read(self.store.params(page)).ended:
             self.declare_dead(OpenAttempt(run_id, decision, ""), "its recurrence had ended")
             raise DeclaredDead(f"recurrence {decision.recurrence} of {self._job.name} has ended without this attempt")
+        self._notes[run_id] = note
         return run_id
 
     def declare_dead(self, attempt: OpenAttempt, why: str) -> bool:
@@ -227,7 +233,10 @@ class MlflowLedger:
         if self._means_something and (after := self._reader.after(observation)) is not None:
             values |= charts.of_saving(self._job, observation, self._savings.saved(after))
         shown = charts.metrics(values, step=observation.recurrence, at_s=at_s)
-        self.store.log(attempt_id, metrics=shown, tags=run_words.outcome_tags(observation))
+        tags = run_words.outcome_tags(observation)
+        if (note := self._notes.get(attempt_id)) is not None:
+            tags[MLFLOW_NOTE] = codec.fits_tag(run_note.run_note(self._job, note, observation))
+        self.store.log(attempt_id, metrics=shown, tags=tags)
         reached("after-outcome")
         self.store.end(attempt_id, "FAILED" if observation.outcome is Outcome.FAILED else "FINISHED")
         reached("after-terminate")
@@ -291,15 +300,16 @@ class MlflowLedger:
         """Let the next recurrence begin and decide on what `unfinished` just found, unless something was written."""
         self._reader.swept = self._reader.seen
 
-    def decided_on(self) -> tuple[Whereabouts, Reading] | None:
+    def decided_on(self) -> tuple[Whereabouts, Reading, Mapping[str, DecisionNote]] | None:
         """Return what the last decision was taken on, for another ledger of this job; None before the first one."""
         found = self._reader.decided_on
-        return None if found is None else (self.layout.whereabouts(), found)
+        return None if found is None else (self.layout.whereabouts(), found, dict(self._notes))
 
-    def share(self, where: Whereabouts, reading: Reading) -> None:
+    def share(self, where: Whereabouts, reading: Reading, notes: Mapping[str, DecisionNote]) -> None:
         """Take over what another ledger of this job has decided on: it need not be read again."""
         self.layout.adopt(where)
         self._reader.decided_on = reading
+        self._notes |= notes
 
     @property
     def is_outdated(self) -> bool:

@@ -32,6 +32,7 @@ from zeus_flows.ledger.mlflow.places import (
     tagged,
 )
 from zeus_flows.ledger.mlflow.query import having
+from zeus_flows.ledger.mlflow.run_words import ENDED
 
 #: Params that MLflow takes in one call.
 _TOGETHER: Final = 100
@@ -314,7 +315,7 @@ def _page_params(recurrence: int, runs: Iterable[Run]) -> dict[str, str]:
         else:
             attempts.setdefault(int(run.data.tags[names.ATTEMPT]), run)
     leases = [run.data.tags.get(names.LEASE) for run in (*attempts.values(), *filter(None, [gate]))]
-    params = {names.claim(recurrence): next(filter(None, leases), "rebuilt")}
+    params = {names.claim(recurrence): next((lease for lease in leases if lease and lease != ENDED), "rebuilt")}
     params |= {names.attempt_run(recurrence, n): str(run.info.run_id) for n, run in sorted(attempts.items())}
     params |= {names.gate_run(recurrence): str(gate.info.run_id)} if gate is not None else {}
     if any(names.OBSERVATION not in run.data.params for run in attempts.values()):

@@ -17,6 +17,8 @@ from zeus_flows.ledger.mlflow import names
 from zeus_flows.ledger.mlflow import record_text as codec
 from zeus_flows.ledger.mlflow.names import RunKind
 
+#: What takes the place of an attempt's lease once it has its outcome.
+ENDED: Final = "ended"
 #: What a context may hold that an attempt's run has as a param.
 _PARAMS: Final = frozenset({names.LEARNING_RATE})
 
@@ -50,9 +52,7 @@ def decision_tags(
         names.POLICY: decision.policy,
         names.MODE: (decision.mode or job.mode).value,
         names.REASON: decision.reason.text,
-        names.EXPLORES: str(decision.explores).lower(),
-        names.DEGRADED: str(decision.degraded).lower(),
-        **({names.LATE: "true"} if decision.reason.kind is ReasonKind.LATE else {}),
+        **dict.fromkeys(_true(decision), "true"),
         **{name: value for name, value in _said(context).items() if name not in _PARAMS},
     }
 
@@ -69,6 +69,7 @@ def outcome_tags(observation: Observation) -> dict[str, str]:
     """Return the tags that an attempt's run gets with its outcome; they rename it."""
     tags = {names.OUTCOME: observation.outcome.value, names.DETAIL: codec.fits_tag(observation.detail)}
     tags[MLFLOW_RUN_NAME] = run_name(observation, observation.setting)
+    tags[names.LEASE] = ENDED
     if observation.foreign_limit_w is not None:
         tags[names.FOREIGN_LIMIT_W] = f"{observation.foreign_limit_w:g}"
     return tags
@@ -78,6 +79,13 @@ def belief_tags(job: Job, state: policy.State) -> dict[str, str]:
     """Return what a drift window's run says is believed of every arm, and which one is thought cheapest."""
     arms = beliefs(job, state)
     return {names.BELIEFS: codec.dump_arms(arms), names.BEST_BATCH_SIZE: str(best_arm(arms) or "")}
+
+
+def _true(decision: Decision) -> list[str]:
+    """Return the tags that say what is so; what is not so has none."""
+    late = decision.reason.kind is ReasonKind.LATE
+    so = {names.EXPLORES: decision.explores, names.DEGRADED: decision.degraded, names.LATE: late}
+    return [name for name, is_so in so.items() if is_so]
 
 
 def _said(context: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,8 @@
       metric: {pattern: 'val_acc=([0-9.]+)'}
 
 Energy is measured from outside. Each value of the metric ends an epoch. Steps are told by the launcher, in Python with
-torch, or by a progress pattern; where nothing tells, an epoch is one step, and one power limit is tried per epoch.
+torch, or by a progress pattern, or else by the period that the GPUs show (`iterations.py`). Where there is none either,
+an epoch is one step, and one setting of the knob is tried per epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,10 +31,12 @@ from zeus_flows.masking import remember, secrets_of
 from zeus_flows.settings import environment_of_child
 from zeus_flows.training.forms import launcher
 from zeus_flows.training.forms.child import Child, Told, new_mark
+from zeus_flows.training.forms.iterations import IterationWatch, can_watch
 from zeus_flows.training.forms.metric_source import MetricReader, as_number, metric_reader
 from zeus_flows.training.session import Session
 
 if TYPE_CHECKING:
+    from zeus_flows.gpu.group import Gpus
     from zeus_flows.training.forms.script_runs import AttemptRun
 
 log = logging.getLogger(__name__)
@@ -72,13 +76,21 @@ class Command:
     gpus: int = 1
     model: str | None = None
 
-    def __call__(self, session: Session, *, run: AttemptRun | None = None, keep: Path | None = None) -> None:
+    def __call__(
+        self,
+        session: Session,
+        *,
+        run: AttemptRun | None = None,
+        keep: Path | None = None,
+        gpus: Gpus | None = None,
+    ) -> None:
         """Train one attempt.
 
         Args:
             session: Says what to train and when to stop.
             run: The attempt's run in MLflow; None where it has none.
             keep: Where its checkpoints go while it trains; None: to a folder that goes with it.
+            gpus: What shows its iterations where nothing tells of steps; None: nothing does.
 
         Raises:
             CommandFailed: it ended with an error, or its metric never came; the arm is not blamed.
@@ -104,14 +116,20 @@ class Command:
                 grace_s=self.train.grace_seconds,
             )
             try:
-                with child:
-                    self._follow(session, child, reader)
+                with child, self._watch(gpus) as watch:
+                    self._follow(session, child, reader, watch)
                 if self.model is not None and session.converged:
                     self._keep(session, self.folder / filled(self.model, values), began.stat().st_mtime)
             finally:
                 if run is not None:
                     run.keep(output)
                     run.link()
+
+    def _watch(self, gpus: Gpus | None) -> AbstractContextManager[IterationWatch | None]:
+        """Return what counts iterations where nothing will tell of steps, perhaps."""
+        if gpus is None or self.train.progress is not None or not can_watch(gpus):
+            return nullcontext()
+        return IterationWatch(gpus)
 
     def _keep(self, session: Session, path: Path, began_s: float) -> None:
         """Keep the model that the command left, unless it is an older one's."""
@@ -141,23 +159,32 @@ class Command:
             return None
         return None if words[flags] in ("-m", "-c", "-") or "{" in words[flags] else words[flags]
 
-    def _follow(self, session: Session, child: Child, reader: MetricReader) -> None:
+    def _follow(
+        self, session: Session, child: Child, reader: MetricReader, watch: IterationWatch | None = None
+    ) -> None:
         """Turn what the command says into the session's epochs, steps and metrics."""
-        events = self._events(session, child)
+        events = self._events(session, child, watch)
         patience = _Patience(child, reader, self.train.samples_per_epoch or 0)
         for _ in session.epochs():
-            value = self._epoch(session, events, reader, patience)
+            value = self._epoch(session, events, reader, patience, watch)
             if value is None:
                 self._ended(session, child, reader)
                 return
             session.report_metric(value)
+            if watch is not None and not watch.found and not watch.why_not:
+                watch.give_up("none stood out in the first epoch, and an epoch is a step")
 
     def _epoch(
-        self, session: Session, events: Iterator[int | Told | str | None], reader: MetricReader, patience: _Patience
+        self,
+        session: Session,
+        events: Iterator[int | Told | str | None],
+        reader: MetricReader,
+        patience: _Patience,
+        watch: IterationWatch | None,
     ) -> float | None:
         """Follow one epoch to its metric; None where the command ended before it."""
         length = self.train.samples_per_epoch or 0
-        session.begin_steps(length)
+        session.begin_steps(length if watch is None or not watch.found else 0)
         more, samples = True, 0
         for event in events:
             if isinstance(event, int):
@@ -167,6 +194,9 @@ class Command:
             elif isinstance(event, Told):
                 patience.passed()
             elif (value := reader.value(event)) is not None:
+                if watch is not None and samples and (left := watch.rest(session.batch_size)):
+                    samples += left
+                    more = more and session.stepped(left)
                 if not samples:
                     session.stepped(length or 1)
                 return value
@@ -177,15 +207,23 @@ class Command:
             session.stepped(length or 1)
         return value
 
-    def _events(self, session: Session, child: Child) -> Iterator[int | Told | str | None]:
+    def _events(
+        self, session: Session, child: Child, watch: IterationWatch | None
+    ) -> Iterator[int | Told | str | None]:
         """Yield the samples of each step, lines, where a pass over the data begins, and None now and then."""
         progress, counted = self.train.progress, 0
         pattern = None if progress is None else re.compile(progress.pattern)
+        tells = False
         for event in child.read():
             if event is Told.STEP:
+                if watch is not None and not tells:
+                    watch.close()
+                tells = True
                 if pattern is None:
                     yield session.batch_size
                 continue
+            if watch is not None and not tells and (samples := watch.passed(session.batch_size)):
+                yield samples
             yield event
             if isinstance(event, Told):
                 continue
