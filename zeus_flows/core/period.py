@@ -188,10 +188,9 @@ def composite(trace: GpuTrace) -> Floats:
 def _best(signal: Floats, step_s: float, low_s: float, high_s: float) -> tuple[float, float] | None:
     """Return the shortest of the best periods in a range and its error; None where the spectrum has no peak there."""
     around, nearer = np.linspace(1 - AROUND, 1 + AROUND, 15), np.linspace(1 - NEARER, 1 + NEARER, 9)
-    found = []
-    for candidate in _candidates(signal, step_s, low_s, high_s):
-        _, period_s = _least(signal, step_s, candidate * around, apart=1)
-        found.append(_least(signal, step_s, period_s * nearer, apart=1))
+    rough = [_least(signal, step_s, c * around, apart=1) for c in _candidates(signal, step_s, low_s, high_s)]
+    promising = 1.5 * min(rough)[0] + 0.1 if rough else 0.0
+    found = [_least(signal, step_s, period_s * nearer, apart=1) for error, period_s in rough if error <= promising]
     found = [(error, period_s) for error, period_s in found if low_s <= period_s <= high_s]
     if not found:
         return None
@@ -226,8 +225,9 @@ def _candidates(signal: Floats, step_s: float, low_s: float, high_s: float) -> l
     peaks = peaks[np.argsort(-size[peaks])]
     peaks = peaks[size[peaks] >= PEAK * size[peaks[0]]][:PEAKS]
     periods = np.outer(1 / frequency[peaks], (0.5, 1, 2, 3, 4, 5, 6, 7, 8)).ravel()
-    periods = np.unique(periods[(periods >= low_s * (1 - AROUND)) & (periods <= high_s * (1 + AROUND))].round(6))
-    return [float(period) for period in periods]
+    periods = np.sort(periods[(periods >= low_s * (1 - AROUND)) & (periods <= high_s * (1 + AROUND))])
+    apart = np.flatnonzero(np.diff(np.log(periods), prepend=-np.inf) > NEARER)
+    return [float(period) for period in periods[apart]]
 
 
 def _disagreement(signal: Floats, samples: float, apart: int) -> float:
