@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,9 +12,6 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from sqlalchemy import event, text
-from sqlalchemy.engine import Engine
-from sqlalchemy.exc import OperationalError
 
 from tests.builders import JOB, decision, observation
 from tests.ledger import brief
@@ -32,12 +30,18 @@ pytestmark = pytest.mark.slow
 Break = Callable[[DurableLedger, Path], None]
 
 
-def _from_now_on(ledger: DurableLedger, pragma: str) -> Engine:
+def _from_now_on(ledger: DurableLedger, pragma: str) -> None:
     """Make every connection to an outbox say something first."""
-    engine = ledger._outbox._engine
-    event.listen(engine, "connect", lambda connection, _: connection.execute(pragma))
-    engine.dispose()
-    return engine
+    outbox = ledger._outbox
+    connect = outbox._connect
+
+    def connected() -> sqlite3.Connection:
+        connection = connect()
+        connection.execute(pragma)
+        return connection
+
+    outbox._connect = connected  # type: ignore[method-assign]
+    outbox._disconnect()
 
 
 def full(ledger: DurableLedger, state: Path) -> None:
@@ -46,17 +50,17 @@ def full(ledger: DurableLedger, state: Path) -> None:
         with (state / "somebody else's").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             _for_ever(lambda: file.write(b"x" * 512))
         return
-    engine = _from_now_on(ledger, "pragma max_page_count = 30")
+    _from_now_on(ledger, "pragma max_page_count = 30")
     for row in (
         "runs values (hex(randomblob(16)), hex(randomblob(500)))",
         "items values (null, 'x', '', '', '', '', 0)",
     ):
 
         def insert(row: str = row) -> None:
-            with engine.begin() as connection:
-                connection.execute(text(f"insert into {row}"))
+            with ledger._outbox._transaction() as connection:
+                connection.execute(f"insert into {row}")
 
-        with pytest.raises(OperationalError, match="full"):
+        with pytest.raises(sqlite3.OperationalError, match="full"):
             _for_ever(insert)
 
 
@@ -77,8 +81,9 @@ def gone(_ledger: DurableLedger, state: Path) -> None:
 
 def gone_and_nothing_is_open(ledger: DurableLedger, state: Path) -> None:
     """Delete the state directory after what was open there was closed, as a storm of connections would."""
-    ledger._outbox._engine.dispose()
-    shutil.rmtree(state)
+    with ledger._outbox._disk:  # so that the delivering thread opens nothing meanwhile
+        ledger._outbox._disconnect()
+        shutil.rmtree(state)
 
 
 @pytest.fixture(params=["a bounded database", "a small file system"])

@@ -13,33 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from threading import Lock
-from typing import TypeVar
-
-from sqlalchemy import (
-    Column,
-    Float,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    delete,
-    event,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy.dialects.sqlite import insert as upsert
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.schema import CreateIndex, CreateTable
+from threading import Lock, RLock
+from typing import Any, Final, TypeVar
 
 from zeus_flows.ending import OpenFiles
 from zeus_flows.errors import StoreError, StoreUnavailable
@@ -50,29 +33,22 @@ log = logging.getLogger(__name__)
 
 #: Seconds that another process may take to store an item for this one.
 _ANOTHER_S = 8.0
+#: Seconds for which another process may lock the database.
+_LOCKED_S: Final = 30.0
 T = TypeVar("T")
 
-_META = MetaData()
-_ITEMS = Table(
-    "items",
-    _META,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("ledger", String, nullable=False, index=True),  # which store and job
-    Column("attempt", String, nullable=False),  # run id, or the token of one that has none yet
-    Column("kind", String, nullable=False),
-    Column("payload", String, nullable=False),
-    Column("owner", String, nullable=False),  # JSON of a Holder; empty where it was released
-    Column("wall_s", Float, nullable=False),
-)
-_RUNS = Table("runs", _META, Column("token", String, primary_key=True), Column("run_id", String, nullable=False))
-_NUMBERS = Table("numbers", _META, Column("ledger", String, primary_key=True), Column("last", Integer, nullable=False))
-_SIGHTINGS = Table(
-    "sightings",
-    _META,
-    Column("attempt", String, primary_key=True),
-    Column("lease", String, nullable=False),
-    Column("boot", String, nullable=False),
-    Column("first_seen_s", Float, nullable=False),  # on this machine's clock since boot
+#: An item's owner is JSON of a `Holder`; empty where it was released. Its attempt is a run id, or the token of one that
+#: has none yet. `first_seen_s` is on this machine's clock since boot.
+_TABLES: Final = (
+    """create table if not exists items (
+        id integer not null primary key, ledger varchar not null, attempt varchar not null, kind varchar not null,
+        payload varchar not null, owner varchar not null, wall_s float not null)""",
+    "create index if not exists ix_items_ledger on items (ledger)",
+    "create table if not exists runs (token varchar not null primary key, run_id varchar not null)",
+    "create table if not exists numbers (ledger varchar not null primary key, last integer not null)",
+    """create table if not exists sightings (
+        attempt varchar not null primary key, lease varchar not null, boot varchar not null,
+        first_seen_s float not null)""",
 )
 
 
@@ -115,17 +91,15 @@ class Outbox:
         self._last: dict[str, int] = {}
         self._unkept_ids = count(-1, -1)
         self._complained, self._files = False, OpenFiles()
-        self._engine: Engine = create_engine(f"sqlite:///{self._path}", connect_args={"timeout": 30})
-        event.listen(self._engine, "connect", _make_durable)
+        self._disk = RLock()  # for the connection
+        self._connection: sqlite3.Connection | None = None
         try:
             state_folder(folder)
             os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))  # what SQLite puts beside it is as private
-            with self._engine.begin() as connection:
-                for table in _META.sorted_tables:  # of several processes that begin at once, one makes it
-                    connection.execute(CreateTable(table, if_not_exists=True))
-                    for index in table.indexes:
-                        connection.execute(CreateIndex(index, if_not_exists=True))
-        except (OSError, SQLAlchemyError) as error:
+            with self._transaction() as connection:
+                for table in _TABLES:  # of several processes that begin at once, one makes it
+                    connection.execute(table)
+        except (OSError, sqlite3.Error) as error:
             raise StoreError(
                 f"{self._path} cannot be written ({getattr(error, 'strerror', None) or type(error).__name__})\n"
                 f"  set ZEUS_FLOWS_STATE_DIR to a folder that can"
@@ -135,9 +109,9 @@ class Outbox:
         """Store an item; return its id. It is on the disk when this returns, or the id is below 0."""
         row = {"ledger": ledger, "attempt": attempt, "kind": kind, "payload": payload, "owner": owner, "wall_s": wall_s}
 
-        def store(connection: Connection) -> int:
-            result = connection.execute(insert(_ITEMS).values(**row))
-            return int(result.inserted_primary_key[0]) if result.inserted_primary_key else 0
+        def store(connection: sqlite3.Connection) -> int:
+            statement = f"insert into items ({', '.join(row)}) values ({', '.join('?' * len(row))})"  # noqa: S608
+            return connection.execute(statement, tuple(row.values())).lastrowid or 0
 
         item_id = self._by_another_process(row) if self._files.were_closed() else self._on_disk(store)
         with self._lock:
@@ -152,19 +126,19 @@ class Outbox:
         """
         mine = _holder(owner)
 
-        def take_over(connection: Connection) -> list[Item]:
+        def take_over(connection: sqlite3.Connection) -> list[Item]:
             if self._unremoved:
-                connection.execute(delete(_ITEMS).where(_ITEMS.c.id.in_(self._unremoved)))
-            query = select(_ITEMS).where(_ITEMS.c.ledger == ledger).order_by(_ITEMS.c.id)
+                connection.executemany("delete from items where id = ?", [(item_id,) for item_id in self._unremoved])
+            query = "select id, attempt, kind, payload, wall_s, owner from items where ledger = ? order by id"
             items = []
-            for row in connection.execute(query).all():
-                theirs = read_holder(row.owner)
+            for *row, owned_by in connection.execute(query, (ledger,)).fetchall():
+                theirs = read_holder(owned_by)
                 if theirs is None or (theirs.token != mine.token and is_gone(theirs)):
-                    untouched = (_ITEMS.c.id == row.id) & (_ITEMS.c.owner == row.owner)
-                    taken = connection.execute(update(_ITEMS).where(untouched).values(owner=owner))
+                    untouched = "update items set owner = ? where id = ? and owner = ?"
+                    taken = connection.execute(untouched, (owner, row[0], owned_by))
                     theirs = mine if taken.rowcount else theirs
                 if theirs is not None and theirs.token == mine.token:
-                    items.append(Item(row.id, row.attempt, row.kind, row.payload, row.wall_s))
+                    items.append(Item(*row))
             return items
 
         found = self._on_disk(take_over)
@@ -181,12 +155,12 @@ class Outbox:
             How many are on no disk, and so are lost.
         """
 
-        def disown(connection: Connection) -> None:
-            query = select(_ITEMS.c.id, _ITEMS.c.owner).where(_ITEMS.c.ledger == ledger)
-            for row in connection.execute(query).all():
-                owner = read_holder(row.owner)
+        def disown(connection: sqlite3.Connection) -> None:
+            query = "select id, owner from items where ledger = ?"
+            for item_id, owned_by in connection.execute(query, (ledger,)).fetchall():
+                owner = read_holder(owned_by)
                 if owner is not None and owner.token == token:
-                    connection.execute(update(_ITEMS).where(_ITEMS.c.id == row.id).values(owner=""))
+                    connection.execute("update items set owner = '' where id = ?", (item_id,))
 
         self._on_disk(disown)
         with self._lock:
@@ -202,16 +176,16 @@ class Outbox:
 
     def unsettled(self, ledger: str) -> frozenset[str]:
         """Return the attempts, by run id or token, about which something is still to be delivered by whomever."""
-        query = select(_ITEMS.c.attempt).where(_ITEMS.c.ledger == ledger).distinct()
-        found = self._on_disk(lambda connection: frozenset(connection.execute(query).scalars()))
+        query = "select distinct attempt from items where ledger = ?"
+        found = self._on_disk(lambda c: frozenset(attempt for (attempt,) in c.execute(query, (ledger,))))
         with self._lock:
             own = {o.item.attempt for i, o in self._own.items() if o.ledger == ledger and (i < 0 or found is None)}
         return frozenset(own) | (found or frozenset())
 
     def guess_recurrence(self, ledger: str) -> int:
         """Return a number for a recurrence that cannot ask for one: one more than the last that was seen here."""
-        query = select(_NUMBERS.c.last).where(_NUMBERS.c.ledger == ledger)
-        stored = self._on_disk(lambda connection: int(connection.execute(query).scalar() or 0))
+        query = "select last from numbers where ledger = ?"
+        stored = self._on_disk(lambda c: int(_scalar(c.execute(query, (ledger,))) or 0))
         number = max(stored or 0, self._last.get(ledger, 0)) + 1
         self.saw_recurrence(ledger, number)
         return number
@@ -219,19 +193,18 @@ class Outbox:
     def saw_recurrence(self, ledger: str, number: int) -> None:
         """Remember the newest recurrence that ran here."""
         self._last[ledger] = max(number, self._last.get(ledger, 0))
-        row = upsert(_NUMBERS).values(ledger=ledger, last=number)
-        newer = row.on_conflict_do_update(
-            index_elements=["ledger"], set_={"last": number}, where=_NUMBERS.c.last < number
-        )
-        self._on_disk(lambda connection: connection.execute(newer))
+        newer = """insert into numbers (ledger, last) values (?, ?)
+            on conflict (ledger) do update set last = excluded.last where last < excluded.last"""
+        self._on_disk(lambda connection: connection.execute(newer, (ledger, number)))
 
     def remove(self, item_id: int, *, token: str | None = None, run_id: str | None = None) -> None:
         """Forget an item that was delivered; remember the run that a token has become."""
 
-        def forget(connection: Connection) -> bool:
-            connection.execute(delete(_ITEMS).where(_ITEMS.c.id == item_id))
+        def forget(connection: sqlite3.Connection) -> bool:
+            connection.execute("delete from items where id = ?", (item_id,))
             if token is not None and run_id is not None:
-                connection.execute(upsert(_RUNS).values(token=token, run_id=run_id).on_conflict_do_nothing())
+                known = "insert into runs (token, run_id) values (?, ?) on conflict do nothing"
+                connection.execute(known, (token, run_id))
             return True
 
         forgotten = self._on_disk(forget) is not None
@@ -250,7 +223,8 @@ class Outbox:
         """
         if token in self._runs:
             return self._runs[token]
-        found = self._on_disk(lambda c: (c.execute(select(_RUNS.c.run_id).where(_RUNS.c.token == token)).scalar(),))
+        query = "select run_id from runs where token = ?"
+        found = self._on_disk(lambda c: (_scalar(c.execute(query, (token,))),))
         if found is None and all(own.item.attempt != token for own in tuple(self._own.values())):
             raise StoreUnavailable(f"{self._path} cannot be read")
         return found[0] if found else None
@@ -263,27 +237,28 @@ class Outbox:
         """Return whether an item is still to be delivered, whoever put it."""
         if item_id < 0:
             return item_id in self._own
-        query = select(_ITEMS.c.id).where(_ITEMS.c.ledger == ledger, _ITEMS.c.id == item_id)
-        found = self._on_disk(lambda connection: connection.execute(query).scalar() is not None)
+        query = "select id from items where ledger = ? and id = ?"
+        found = self._on_disk(lambda c: _scalar(c.execute(query, (ledger, item_id))) is not None)
         return item_id in self._own if found is None else found and item_id not in self._unremoved
 
     def unchanged_for_s(self, attempt: str, lease: str, *, boot: str, now_s: float) -> float:
         """Return how long this machine has seen this very lease, and remember that it saw it now."""
 
-        def look(connection: Connection) -> float:
-            row = connection.execute(select(_SIGHTINGS).where(_SIGHTINGS.c.attempt == attempt)).one_or_none()
-            if row is not None and row.lease == lease and row.boot == boot:
-                return float(now_s - row.first_seen_s)
-            connection.execute(delete(_SIGHTINGS).where(_SIGHTINGS.c.attempt == attempt))
-            row_now = {"attempt": attempt, "lease": lease, "boot": boot, "first_seen_s": now_s}
-            connection.execute(insert(_SIGHTINGS).values(**row_now))
+        def look(connection: sqlite3.Connection) -> float:
+            query = "select lease, boot, first_seen_s from sightings where attempt = ?"
+            row = connection.execute(query, (attempt,)).fetchone()
+            if row is not None and row[:2] == (lease, boot):
+                return float(now_s - row[2])
+            seen = "insert or replace into sightings (attempt, lease, boot, first_seen_s) values (?, ?, ?, ?)"
+            connection.execute(seen, (attempt, lease, boot, now_s))
             return 0.0
 
         return self._on_disk(look) or 0.0
 
     def close(self) -> None:
         """Release the database."""
-        self._engine.dispose()
+        if not self._files.were_closed():
+            self._disconnect()
         self._files.close()
 
     def _by_another_process(self, row: Mapping[str, object]) -> int | None:
@@ -296,23 +271,48 @@ class Outbox:
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
 
-    def _on_disk(self, work: Callable[[Connection], T]) -> T | None:
+    def _on_disk(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
         """Return what a transaction returns; None where the disk is full, cannot be written or is not there."""
-        if self._files.were_closed():  # with our connections, whose numbers may be other files' by now
+        if self._files.were_closed():  # with our connection, whose numbers may be other files' by now
             return None
         try:
-            with self._engine.begin() as connection:
+            with self._transaction() as connection:
                 return work(connection)
-        except SQLAlchemyError as error:
+        except sqlite3.Error as error:
             if not self._complained:
                 self._complained = True
-                why = str(getattr(error, "orig", None) or type(error).__name__)
                 log.warning(
                     "%s: %s; what training brings is kept in memory, and lost where this ends before MLflow has it",
                     self._path,
-                    why,
+                    error,
                 )
             return None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, one thread at a time; commit, or undo what was done and connect anew the next time."""
+        with self._disk:
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                yield self._connection
+                self._connection.commit()
+            except BaseException:
+                self._disconnect()
+                raise
+
+    def _connect(self) -> sqlite3.Connection:
+        there = f"{self._path.absolute().as_uri()}?mode=rw"  # one that was deleted is not made anew, without its tables
+        connection = sqlite3.connect(there, uri=True, timeout=_LOCKED_S, check_same_thread=False)
+        connection.execute("pragma journal_mode = wal")
+        connection.execute("pragma synchronous = full")
+        return connection
+
+    def _disconnect(self) -> None:
+        with self._disk:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
 
 
 def _store_for_another() -> None:
@@ -327,8 +327,7 @@ def _holder(owner: str) -> Holder:
     return read
 
 
-def _make_durable(connection: object, _record: object) -> None:
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute("pragma journal_mode = wal")
-    cursor.execute("pragma synchronous = full")
-    cursor.close()
+def _scalar(cursor: sqlite3.Cursor) -> Any:
+    """Return the first value of the first row; None where there is none."""
+    row = cursor.fetchone()
+    return None if row is None else row[0]
