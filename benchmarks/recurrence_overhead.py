@@ -50,6 +50,7 @@ target: {metric: m, value: 1.0, better: higher}
 batch_sizes: [32]
 default_batch_size: 32
 max_epochs: 1
+figures: false
 device: simulated-v100
 """
 
@@ -74,7 +75,7 @@ class Replay:
         self.writes = writes
         made = {str(call.answer.info.run_id) for call in writes if call.name == "create_run"}
         for call in writes:
-            if call.name != "create_run" and (run_id := call.run_id) not in made | self.runs.keys():
+            if call.name != "create_run" and (run_id := call.run_id) and run_id not in made | self.runs.keys():
                 run = MlflowClient(tracking_uri=self.uri).create_run(self.experiment)
                 self.runs[run_id] = str(run.info.run_id)
 
@@ -94,6 +95,8 @@ class Replay:
                     client.log_param(self.runs[call.run_id], said["param"].key, said["param"].value)
                 case "update_run_info":
                     client.set_terminated(self.runs[call.run_id], "FINISHED", said["end_time"])
+                case "set_experiment_tag":
+                    client.set_experiment_tag(self.experiment, said["tag"].key, said["tag"].value)
                 case other:
                     raise NotImplementedError(other)
 
