@@ -50,6 +50,9 @@ class Job:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored where tests run in the background
         )
         assert self.process.stdout is not None
         self.first = self.process.stdout.readline().strip()

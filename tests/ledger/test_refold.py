@@ -17,6 +17,7 @@ from tests.ledger import brief
 from zeus_flows.core import policy
 from zeus_flows.core.drift_windows import Cause
 from zeus_flows.core.job import Job
+from zeus_flows.core.policy.snapshot import VERSION
 from zeus_flows.core.records import EnergySource
 from zeus_flows.ledger.mlflow import history as reader
 from zeus_flows.ledger.mlflow import pages, snapshot
@@ -114,7 +115,7 @@ def test_no_snapshot_is_written_from_it(uri: str, tmp_path: Path, monkeypatch: p
 def test_a_command_waits_for_it_to_be_folded_anew(uri: str) -> None:
     ledger = open_ledger(uri)
     assert ledger.history().state == policy.fold(JOB, ledger.observations())
-    assert version(uri) == 3
+    assert version(uri) == VERSION
     plant(uri, observations=999)
     assert open_ledger(uri).verify() == (True, 5)
     assert version(uri) == 2, "who only looks writes nothing"
@@ -178,7 +179,7 @@ def test_what_was_folded_is_kept_beside_the_one_that_serves(sqlite_uri: str, mon
     assert read == [2, 3], "only the pages from the ninth recurrence on"
     assert snapshot.load(JOB, tags(sqlite_uri), head=snapshot.ANEW) is None
     assert open_ledger(sqlite_uri).verify() == (True, 10)
-    assert version(sqlite_uri) == 3
+    assert version(sqlite_uri) == VERSION
 
 
 def test_progress_is_kept_in_strides(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def test_a_window_that_begins_meanwhile_gets_the_new_one(uri: str) -> None:
         return False
 
     assert ledger.refold(a_window_begins) == 5
-    assert (other.layout.look().number, version(uri)) == (2, 3)
+    assert (other.layout.look().number, version(uri)) == (2, VERSION)
 
 
 def test_a_snapshot_of_other_settings_is_folded_anew_in_place_and_a_long_one_says_so(

@@ -87,6 +87,7 @@ def test_the_flow_run_has_tasks_artifacts_and_is_linked_from_mlflow(tmp_path: Pa
     assert {artifact.key: artifact.type for artifact in found} == {
         "nightly-decision": "table",
         "nightly-mlflow-run": "markdown",
+        "nightly-profile": "markdown",
     }
     assert any(str(run["info"]["run_id"]) in str(artifact.data) for artifact in found)
 
